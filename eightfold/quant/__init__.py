@@ -1,0 +1,1 @@
+"""The format, and what is quantized."""

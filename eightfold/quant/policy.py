@@ -1,0 +1,96 @@
+"""Which tensors are quantized, and why each other one is not.
+
+The role of a tensor decides; a user's ignore list can take layers out. Every decision carries its reason, and the loader,
+`inspect` and the tests all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from eightfold.errors import InputError
+
+
+class Role(Enum):
+    """What a tensor is to the model. The value says why such a tensor is kept as it is, where it is."""
+
+    LINEAR = "projection"
+    HEAD = "output head"
+    EMBEDDING = "embedding"
+    NORM = "norm"
+    BIAS = "bias"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a tensor is quantized, and the reason in a few words."""
+
+    quantized: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user asked for.
+
+    Attributes:
+        quantization: "mxfp8", or None to keep everything.
+        ignored_layers: dotted names, or parts of them, of layers to keep; matched at the dots.
+        quantize_lm_head: quantize the output head too.
+    """
+
+    quantization: str | None
+    ignored_layers: tuple[str, ...] = ()
+    quantize_lm_head: bool = False
+
+    def decide(self, role: Role, layers: Sequence[str]) -> Decision:
+        """Decide for one tensor.
+
+        Args:
+            role: what it is.
+            layers: the checkpoint's names of the layers it is made of, such as the three projections of a fused qkv.
+
+        Raises:
+            InputError: the ignore list names some parts of a fused tensor and not others.
+        """
+        if self.quantization is None:
+            return Decision(False, "quantization is off")
+        if role is Role.HEAD and not self.quantize_lm_head:
+            return Decision(False, "output head; --quantize-lm-head would include it")
+        if role not in (Role.LINEAR, Role.HEAD):
+            return Decision(False, role.value)
+        ignored = [layer for layer in layers if self._ignoring(layer)]
+        if not ignored:
+            return Decision(True, "")
+        if len(ignored) < len(layers):
+            rest = ", ".join(layer for layer in layers if layer not in ignored)
+            raise InputError(
+                "quantization_ignored_layers",
+                got=f"{', '.join(ignored)} without {rest}",
+                expected="all parts or none of them, since they are one fused tensor here",
+            )
+        return Decision(False, f"ignored by {self._ignoring(layers[0])}")
+
+    def check_ignored(self, layers: Iterable[str]) -> None:
+        """Refuse a pattern that matches no layer that could be quantized.
+
+        Raises:
+            InputError: naming the pattern and a layer whose name shows the spelling.
+        """
+        known = tuple(layers)
+        for pattern in self.ignored_layers:
+            if not any(matches(pattern, layer) for layer in known):
+                example = known[0] if known else "none: this model has no layer to quantize"
+                raise InputError(
+                    "quantization_ignored_layers", got=f"{pattern}, which matches no layer", expected=f"names such as {example}"
+                )
+
+    def _ignoring(self, layer: str) -> str | None:
+        return next((pattern for pattern in self.ignored_layers if matches(pattern, layer)), None)
+
+
+def matches(pattern: str, layer: str) -> bool:
+    """Whether the dotted parts of `pattern` stand together among those of `layer`: `fc1` matches `a.fc1.b`, not `a.fc10`."""
+    return f".{pattern.strip('.')}." in f".{layer}."
