@@ -1,0 +1,1 @@
+"""Operations, the backends that implement them, and the choice between them."""

@@ -1,0 +1,90 @@
+"""Which backends exist, in which order each kind of hardware tries them, and the choices for one model.
+
+The tables are the whole policy of `auto`. A backend is added by its class and its place in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from eightfold.kernels.cpu import CpuAttention, CpuFused, CpuLinear
+from eightfold.kernels.reference import ReferenceAttention, ReferenceFused, ReferenceLinear
+from eightfold.kernels.registry import (
+    AttentionBackend,
+    AttentionSpec,
+    Choice,
+    FusedBackend,
+    Hardware,
+    LinearBackend,
+    LinearSpec,
+    choose,
+)
+
+LINEAR: Mapping[str, tuple[LinearBackend, ...]] = MappingProxyType(
+    {"cpu": (CpuLinear(), ReferenceLinear()), "cuda": (ReferenceLinear(),)}
+)
+ATTENTION: Mapping[str, tuple[AttentionBackend, ...]] = MappingProxyType(
+    {"cpu": (CpuAttention(), ReferenceAttention()), "cuda": (ReferenceAttention(),)}
+)
+FUSED: Mapping[str, tuple[FusedBackend, ...]] = MappingProxyType(
+    {"cpu": (CpuFused(), ReferenceFused()), "cuda": (ReferenceFused(),)}
+)
+
+# Words that SGLang's flags accept and that are not built here: refused with a sentence of their own.
+UNBUILT_LINEAR = frozenset(
+    {
+        "aiter",
+        "cutlass",
+        "deep_gemm",
+        "flashinfer_cutedsl",
+        "flashinfer_cutlass",
+        "flashinfer_deepgemm",
+        "flashinfer_trtllm",
+        "triton",
+    }
+)
+UNBUILT_ATTENTION = frozenset(
+    {"aiter", "fa3", "fa4", "flashinfer", "flashmla", "flex_attention", "torch_native", "triton", "trtllm_mha"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The operations of one model on one machine: what layers ask when their weights are whole.
+
+    Attributes:
+        hardware: where it runs.
+        activation_dtype: dtype of the activations.
+        linear_backend: "auto" or the name that the user gave for quantized products.
+        attention_backend: the same for attention.
+    """
+
+    hardware: Hardware
+    activation_dtype: torch.dtype
+    linear_backend: str = "auto"
+    attention_backend: str = "auto"
+
+    def linear(self, spec: LinearSpec) -> Choice[LinearBackend]:
+        """The backend of one dense product. The user's word counts for quantized weights; others go by `auto`.
+
+        Raises:
+            BackendError: the named backend cannot run it, naming the layer, its shape and what would work.
+        """
+        subject = f"linear {spec.layer} [{spec.out_features} x {spec.in_features}] {spec.weight_format}"
+        requested = self.linear_backend if spec.weight_format == "mxfp8" else "auto"
+        candidates = LINEAR.get(self.hardware.device.type, ())
+        return choose(subject, candidates, spec, self.hardware, requested=requested, unbuilt=UNBUILT_LINEAR)
+
+    def attention(self, spec: AttentionSpec) -> Choice[AttentionBackend]:
+        """The backend of one layer's attention; raises BackendError as `linear` does."""
+        subject = f"attention [{spec.num_heads} heads over {spec.num_kv_heads}, {spec.head_dim} wide]"
+        candidates = ATTENTION.get(self.hardware.device.type, ())
+        return choose(subject, candidates, spec, self.hardware, requested=self.attention_backend, unbuilt=UNBUILT_ATTENTION)
+
+    def fused(self) -> Choice[FusedBackend]:
+        """The backend of the small operations."""
+        return choose("fused operations", FUSED.get(self.hardware.device.type, ()), self.activation_dtype, self.hardware)
