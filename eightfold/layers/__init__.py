@@ -1,0 +1,1 @@
+"""The parts that models are wired from."""

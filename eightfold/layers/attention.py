@@ -1,0 +1,91 @@
+"""Grouped-query attention over the paged cache, with its four projections."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import Tensor
+
+from eightfold.kernels.registry import AttentionBackend, AttentionMetadata, AttentionSpec, Choice, FusedBackend
+from eightfold.kernels.selection import Kernels
+from eightfold.layers.linear import Linear
+from eightfold.layers.module import Module
+from eightfold.layers.norm import RMSNorm
+
+KVCache: TypeAlias = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+
+
+class Attention(Module):
+    """softmax(scale * Q Kᵀ) V for queries, keys and values projected from the hidden states.
+
+    Args:
+        name: the layer's name in the checkpoint, such as "model.layers.0.self_attn".
+        hidden_size: width of the hidden states.
+        num_heads: query heads.
+        num_kv_heads: key and value heads.
+        head_dim: width of a head.
+        scale: factor on the scores.
+        sliding_window: how far back a token sees; None is all the way.
+        uses_rope: whether queries and keys are rotated by position.
+        qkv_bias: whether q, k and v have biases.
+        o_bias: whether the output projection has one.
+        qk_norm_eps: epsilon of the norms over each head of q and k, before the rotation; None where there are none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        sliding_window: int | None,
+        uses_rope: bool,
+        qkv_bias: bool,
+        o_bias: bool,
+        qk_norm_eps: float | None,
+    ) -> None:
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale, self.sliding_window, self.uses_rope = scale, sliding_window, uses_rope
+        self.q_size, self.kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        parts = {f"{name}.q_proj": self.q_size, f"{name}.k_proj": self.kv_size, f"{name}.v_proj": self.kv_size}
+        self.qkv_proj = Linear(f"{name}.qkv_proj", hidden_size, parts, bias=qkv_bias)
+        self.q_norm = None if qk_norm_eps is None else RMSNorm(f"{name}.q_norm", head_dim, qk_norm_eps)
+        self.k_norm = None if qk_norm_eps is None else RMSNorm(f"{name}.k_norm", head_dim, qk_norm_eps)
+        self.o_proj = Linear(f"{name}.o_proj", self.q_size, {f"{name}.o_proj": hidden_size}, bias=o_bias)
+        self.choice: Choice[AttentionBackend] | None = None
+        self._spec: AttentionSpec
+        self._attention: AttentionBackend
+        self._fused: FusedBackend
+
+    def spec(self, kernels: Kernels) -> AttentionSpec:
+        """What a backend is asked about."""
+        return AttentionSpec(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, self.sliding_window, kernels.activation_dtype
+        )
+
+    def bind(self, kernels: Kernels) -> None:
+        """Choose the backends."""
+        super().bind(kernels)
+        self._spec = self.spec(kernels)
+        self.choice = kernels.attention(self._spec)
+        self._attention = self.choice.backend
+        self._fused = kernels.fused().backend
+
+    def __call__(
+        self, hidden_states: Tensor, positions: Tensor, cos_sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
+    ) -> Tensor:
+        """`[T, hidden]` from hidden states `[T, hidden]`; writes this batch's keys and values into the cache."""
+        query, key, value = self.qkv_proj(hidden_states).split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        query = query.unflatten(-1, (self.num_heads, self.head_dim))
+        key = key.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        value = value.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.uses_rope:
+            query, key = self._fused.rotary(query, key, cos_sin, positions)
+        self._fused.write_kv(key, value, *kv_cache, metadata.slot_mapping)
+        return self.o_proj(self._attention.run(query, *kv_cache, metadata, self._spec))
