@@ -1,0 +1,1 @@
+"""Architectures as data and wiring, and the loader."""

@@ -1,0 +1,262 @@
+"""From files to a model: each tensor is checked by its header, read once, and quantized or copied as it arrives.
+
+A fused weight has storage of its own from the arrival of its first part, and parts are quantized straight into their rows, so
+the peak is the final model plus, while a backend repacks a weight into its own layout, that one weight. The steps are
+
+    plan     match names and shapes, decide what is quantized, and ask for a backend: all errors before any weight is read
+    read     fill the weights
+    bind     give the whole weights to the backends, which are chosen again by what the weights have become
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from eightfold.errors import CheckpointError
+from eightfold.kernels.selection import Kernels
+from eightfold.layers.attention import Attention
+from eightfold.layers.embedding import OutputHead
+from eightfold.layers.linear import Linear
+from eightfold.layers.module import Module
+from eightfold.layers.weight import Part, Weight
+from eightfold.models.arch import DecoderArch
+from eightfold.models.checkpoint import DTYPES, Checkpoint, TensorInfo, read_json
+from eightfold.models.decoder import Decoder
+from eightfold.models.registry import family_of
+from eightfold.quant.mxfp8 import ScaleRule, num_blocks
+from eightfold.quant.policy import Decision, Policy, Role
+from eightfold.types import Progress
+
+# Tensors that old checkpoints hold and that follow from the configuration.
+DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a tensor of the checkpoint goes, and what happens to it on the way."""
+
+    weight: Weight
+    part: Part
+    decision: Decision
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it will occupy."""
+        *rows, k = self.weight.part_shape(self.part)
+        num_rows = torch.Size(rows).numel()
+        return num_rows * (k + num_blocks(k)) if self.decision.quantized else num_rows * k * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What will be read and what will become of it.
+
+    Attributes:
+        destinations: for each tensor of the checkpoint where it goes: one place, or two for a tied head that is quantized.
+        skipped: tensors of the checkpoint that are not needed, each with the reason.
+        tied: names that share the weight of another, by config.json, and the name of that other.
+    """
+
+    destinations: Mapping[str, tuple[Destination, ...]]
+    skipped: Mapping[str, str]
+    tied: Mapping[str, str]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model as it will lie in memory."""
+        return sum(place.nbytes for places in self.destinations.values() for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """What became of one tensor of the checkpoint."""
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    decision: Decision
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What loading did.
+
+    Attributes:
+        tensors: every tensor that went into the model, in the order of the files.
+        skipped: tensors that were not needed, each with the reason.
+        seconds: time to read, quantize and bind.
+    """
+
+    tensors: tuple[TensorReport, ...]
+    skipped: Mapping[str, str]
+    seconds: float
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes in the files."""
+        return sum(item.bytes_before for item in self.tensors)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes in memory."""
+        return sum(item.bytes_after for item in self.tensors)
+
+
+def read_model(path: Path) -> tuple[DecoderArch, Decoder]:
+    """The architecture of a checkpoint folder, and a model without weights.
+
+    Raises:
+        CheckpointError: the configuration is missing, damaged or not supported.
+    """
+    config = read_json(path / "config.json")
+    family = family_of(config)
+    arch = family.read_arch(config)
+    return arch, family.build(arch)
+
+
+def plan(model: Module, checkpoint: Checkpoint, policy: Policy, kernels: Kernels) -> LoadPlan:
+    """Match a model and a checkpoint, and decide on every tensor, without reading any.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected, or of a wrong shape or dtype.
+        InputError: the policy cannot be followed, or a named backend cannot run a layer.
+    """
+    places: dict[str, list[Destination]] = {}
+    for weight in model.weights():
+        decision = policy.decide(weight.role, weight.layers)
+        for part in weight.parts:
+            claims = places.setdefault(part.name, [])
+            if claims and not decision.quantized:
+                continue  # a tied head that stays as it is shares the storage of the embedding
+            info = _matching(checkpoint, weight, part)
+            claims.append(Destination(weight, part, decision, _kept_dtype(DTYPES[info.dtype], kernels.activation_dtype)))
+    tied = _tied_names(model)
+    skipped = _account_for_rest(checkpoint, places, tied)
+    policy.check_ignored(
+        layer for weight in model.weights() if weight.role in (Role.LINEAR, Role.HEAD) for layer in weight.layers
+    )
+    _check_backends(model, places, kernels)
+    return LoadPlan(MappingProxyType({name: tuple(claims) for name, claims in places.items()}), MappingProxyType(skipped), tied)
+
+
+def load(
+    model: Module,
+    checkpoint: Checkpoint,
+    load_plan: LoadPlan,
+    kernels: Kernels,
+    *,
+    rule: ScaleRule = ScaleRule.CEIL,
+    report: Progress | None = None,
+) -> LoadReport:
+    """Read the checkpoint into the model and bind it.
+
+    Raises:
+        CheckpointError: a tensor holds NaN or infinity, or a file changed or ended since it was opened.
+    """
+    start = time.perf_counter()
+    tensors = read(checkpoint, load_plan, kernels, rule=rule, report=report)
+    model.bind(kernels)
+    return LoadReport(tensors, load_plan.skipped, time.perf_counter() - start)
+
+
+def read(
+    checkpoint: Checkpoint,
+    load_plan: LoadPlan,
+    kernels: Kernels,
+    *,
+    rule: ScaleRule = ScaleRule.CEIL,
+    report: Progress | None = None,
+) -> tuple[TensorReport, ...]:
+    """Fill the weights that the plan was made for; `load()` without binding. Raises as `load()` does."""
+    tensors: list[TensorReport] = []
+    done, total = 0, checkpoint.nbytes
+    for info, tensor in checkpoint.read():
+        if info.name in load_plan.tied and not torch.equal(tensor, checkpoint.read_one(load_plan.tied[info.name])):
+            raise CheckpointError(
+                f"tensor {info.name}",
+                got=f"values that differ from {load_plan.tied[info.name]}",
+                expected="the same ones, since config.json ties the two",
+                remedy='If they should differ, set "tie_word_embeddings": false in config.json.',
+            )
+        for place in load_plan.destinations.get(info.name, ()):
+            try:
+                place.weight.load(
+                    place.part, tensor, decision=place.decision, rule=rule, dtype=place.dtype, device=kernels.hardware.device
+                )
+            except ValueError as error:
+                raise CheckpointError(f"tensor {info.name}", got=str(error), expected="finite values") from error
+            before = info.nbytes if place is load_plan.destinations[info.name][0] else 0
+            tensors.append(TensorReport(info.name, place.weight.role, info.shape, place.decision, before, place.nbytes))
+        done += info.nbytes
+        if report is not None:
+            report("load", done, total)
+    return tuple(tensors)
+
+
+def _matching(checkpoint: Checkpoint, weight: Weight, part: Part) -> TensorInfo:
+    """The header of the tensor that fills `part`, whose shape and dtype fit."""
+    info = checkpoint.tensors.get(part.name)
+    if info is None:
+        present = next((name for name in checkpoint.tensors if name.endswith(part.name.rpartition(".layers.")[2])), None)
+        remedy = f"The checkpoint has {present}." if present and present != part.name else ""
+        raise CheckpointError(
+            f"tensor {part.name}", got="no such tensor in the checkpoint", expected="it, by config.json", remedy=remedy
+        )
+    expected = weight.part_shape(part)
+    if info.shape != expected:
+        raise CheckpointError(
+            f"tensor {part.name}", got=f"shape {list(info.shape)}", expected=f"{list(expected)}, by config.json"
+        )
+    if info.dtype not in DTYPES:
+        raise CheckpointError(f"tensor {part.name}", got=f"dtype {info.dtype}", expected=f"one of: {', '.join(DTYPES)}")
+    return info
+
+
+def _tied_names(model: Module) -> dict[str, str]:
+    heads = [module for module in model.modules() if isinstance(module, OutputHead)]
+    return {f"{head.linear.name}.weight": head.embedding.source.name for head in heads if head.embedding is not None}
+
+
+def _account_for_rest(
+    checkpoint: Checkpoint, places: Mapping[str, Sequence[Destination]], tied: Mapping[str, str]
+) -> dict[str, str]:
+    """Reasons for the tensors that have no place in the model; those without a reason are an error."""
+    rest = [name for name in checkpoint.tensors if name not in places]
+    skipped = {name: "follows from config.json" for name in rest if name.endswith(DERIVED_SUFFIXES)}
+    skipped |= {name: f"tied to {tied[name]}" for name in rest if name in tied}
+    unexpected = [name for name in rest if name not in skipped]
+    if unexpected:
+        listed = ", ".join(unexpected[:5]) + ("..." if len(unexpected) > 5 else "")
+        raise CheckpointError(
+            f"{len(unexpected)} tensors",
+            got=listed,
+            expected="only tensors that this model type has",
+            remedy="Check model_type.",
+        )
+    return skipped
+
+
+def _check_backends(model: Module, places: Mapping[str, Sequence[Destination]], kernels: Kernels) -> None:
+    """Ask for every backend that the model will need, so that a refusal comes before the weights are read."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            first = places[module.weight.parts[0].name]
+            place = next((item for item in first if item.weight is module.weight), first[0])
+            kept = str(place.dtype).removeprefix("torch.")
+            kernels.linear(module.spec(kernels, "mxfp8" if place.decision.quantized else kept))
+        elif isinstance(module, Attention):
+            kernels.attention(module.spec(kernels))
+
+
+def _kept_dtype(stored: torch.dtype, activations: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor that is not quantized: as it is stored, or the activations' where that is narrower."""
+    return stored if activations is torch.float32 else activations
