@@ -1,0 +1,1 @@
+"""The paged KV cache: the books without torch, and the tensors."""
