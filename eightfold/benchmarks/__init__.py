@@ -1,0 +1,1 @@
+"""What is measured, each with its baseline beside it."""

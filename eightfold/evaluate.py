@@ -1,0 +1,116 @@
+"""How far a quantized model is from the one that it was made from: perplexity, KL divergence, and the same likeliest token.
+
+A model is a function from the tokens of one window to the logits of every position. Windows are scored one at a time, so memory
+holds the logits of one window of each model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from eightfold.kernels.registry import AttentionMetadata
+from eightfold.kernels.selection import Kernels
+from eightfold.models.checkpoint import Checkpoint
+from eightfold.models.loader import plan, read, read_model
+from eightfold.quant.mxfp8 import ScaleRule
+from eightfold.quant.policy import Policy
+
+LogitsFn: TypeAlias = Callable[[Sequence[int]], Tensor]
+"""Token ids of a window to logits `[num_tokens, vocab_size]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What was measured over `num_tokens` scored tokens.
+
+    Attributes:
+        perplexity: exp of the mean negative log probability of the token that follows.
+        kl: mean over positions of KL(reference || model), in nats; 0 where the model is the reference.
+        same_top1: share of positions at which both hold the same token for the likeliest.
+        num_tokens: how many tokens were scored: all of a window but its first.
+    """
+
+    perplexity: float
+    kl: float
+    same_top1: float
+    num_tokens: int
+
+
+def evaluate(model: LogitsFn, reference: LogitsFn, windows: Iterable[Sequence[int]]) -> Quality:
+    """Score a model on windows of text, against a reference.
+
+    Args:
+        model: the model in question.
+        reference: the one that it was made from; may be the same function.
+        windows: token ids, at least two a window.
+    """
+    loss, divergence, agreement, count = 0.0, 0.0, 0, 0
+    for window in windows:
+        logprobs = model(window)[:-1].float().log_softmax(dim=-1)  # [T - 1, vocab_size]
+        expected = logprobs if reference is model else reference(window)[:-1].float().log_softmax(dim=-1)
+        following = torch.tensor(window[1:], device=logprobs.device).unsqueeze(1)
+        loss -= float(logprobs.gather(1, following).sum(dtype=torch.float64))
+        divergence += float((expected.exp() * (expected - logprobs)).sum(dtype=torch.float64))
+        agreement += int((expected.argmax(dim=-1) == logprobs.argmax(dim=-1)).sum())
+        count += len(window) - 1
+    return Quality(math.exp(loss / count), divergence / count, agreement / count, count)
+
+
+def checkpoint_logits(
+    path: Path,
+    kernels: Kernels,
+    *,
+    policy: Policy,
+    rule: ScaleRule = ScaleRule.CEIL,
+    folded: bool = False,
+    block_size: int = 16,
+) -> LogitsFn:
+    """Load a checkpoint, and give the function from a window to its logits.
+
+    Args:
+        path: the checkpoint's folder.
+        kernels: what it runs on.
+        policy: what is quantized.
+        rule: the scale rule.
+        folded: fold every quantized weight, and keep the result in MXFP8's form, so that any backend runs it.
+        block_size: tokens in a block of the cache that a window gets.
+    """
+    arch, model = read_model(path)
+    checkpoint = Checkpoint(path)
+    read(checkpoint, plan(model, checkpoint, policy, kernels), kernels, rule=rule)
+    if folded:
+        for weight in model.weights():
+            weight.fold()
+    model.bind(kernels)
+    device = kernels.hardware.device
+
+    @torch.inference_mode()
+    def logits(window: Sequence[int]) -> Tensor:
+        num_blocks = -(-len(window) // block_size)
+        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_dim)
+        caches = [
+            (
+                torch.empty(shape, dtype=kernels.activation_dtype, device=device),
+                torch.empty(shape, dtype=kernels.activation_dtype, device=device),
+            )
+            for _ in range(arch.num_layers)
+        ]
+        positions = torch.arange(len(window), device=device)
+        metadata = AttentionMetadata(
+            slot_mapping=positions,
+            block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device).unsqueeze(0),
+            query_start=torch.tensor([0, len(window)], dtype=torch.int32, device=device),
+            context_lens=torch.tensor([len(window)], dtype=torch.int32, device=device),
+            max_query_len=len(window),
+            max_context_len=len(window),
+        )
+        return model.logits(model(torch.tensor(window, device=device), positions, caches, metadata))
+
+    return logits
