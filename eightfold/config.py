@@ -76,17 +76,25 @@ class EngineConfig:
     seed: int | None = option(None, help="Seed of requests that bring none.", aliases=("--random-seed",))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "quantization_ignored_layers", tuple(self.quantization_ignored_layers))
+        layers: object = self.quantization_ignored_layers
+        if isinstance(layers, str) or not isinstance(layers, Iterable) or not all(isinstance(name, str) for name in layers):
+            raise InputError("quantization_ignored_layers", got=repr(layers), expected="a list of names")
+        object.__setattr__(self, "quantization_ignored_layers", tuple(layers))
         for item in fields(self):
             if "choices" in item.metadata:
                 _check_choice(item, getattr(self, item.name))
+        for name in ("model", "fp8_gemm_backend", "attention_backend", "revision"):
+            _check_text(name, getattr(self, name), optional=name == "revision")
+        for name in ("quantize_lm_head", "disable_prefix_cache"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(name, got=repr(getattr(self, name)), expected="true or false")
         for name in ("context_length", "max_running_requests", "max_total_tokens", "chunked_prefill_size", "page_size"):
             _check_positive(name, getattr(self, name))
         fraction = self.mem_fraction_static
-        if fraction is not None and not (isinstance(fraction, float | int) and 0 < fraction <= 1):
-            raise InputError("mem_fraction_static", got=fraction, expected="a number above 0 and at most 1")
-        if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**64):
-            raise InputError("seed", got=self.seed, expected="a whole number from 0 to 2^64 - 1")
+        if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
+            raise InputError("mem_fraction_static", got=repr(fraction), expected="a number above 0 and at most 1")
+        if self.seed is not None and not (_is_number(self.seed) and isinstance(self.seed, int) and 0 <= self.seed < 2**64):
+            raise InputError("seed", got=repr(self.seed), expected="a whole number from 0 to 2^64 - 1")
         if self.quantize_lm_head and self.quantization is None:
             raise InputError("quantize_lm_head", got=True, expected="it to go with quantization='mxfp8'")
 
@@ -240,3 +248,12 @@ def _check_choice(item: Field[Any], value: object) -> None:
 def _check_positive(name: str, value: object) -> None:
     if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         raise InputError(name, got=repr(value), expected="a whole number, at least 1")
+
+
+def _check_text(name: str, value: object, *, optional: bool) -> None:
+    if not (isinstance(value, str) and value) and not (optional and value is None):
+        raise InputError(name, got=repr(value), expected="a text that is not empty")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,7 +6,6 @@ holds the logits of one window of each model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from eightfold.errors import InputError
 from eightfold.kernels.registry import AttentionMetadata
 from eightfold.kernels.selection import Kernels
 from eightfold.models.checkpoint import Checkpoint
@@ -24,6 +24,9 @@ from eightfold.quant.policy import Policy
 
 LogitsFn: TypeAlias = Callable[[Sequence[int]], Tensor]
 """Token ids of a window to logits `[num_tokens, vocab_size]`."""
+
+# Positions whose probabilities are held at once.
+_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +53,31 @@ def evaluate(model: LogitsFn, reference: LogitsFn, windows: Iterable[Sequence[in
         model: the model in question.
         reference: the one that it was made from; may be the same function.
         windows: token ids, at least two a window.
+
+    Raises:
+        InputError: a window without a token to score, or no window at all.
     """
     loss, divergence, agreement, count = 0.0, 0.0, 0, 0
     for window in windows:
-        logprobs = model(window)[:-1].float().log_softmax(dim=-1)  # [T - 1, vocab_size]
-        expected = logprobs if reference is model else reference(window)[:-1].float().log_softmax(dim=-1)
-        following = torch.tensor(window[1:], device=logprobs.device).unsqueeze(1)
-        loss -= float(logprobs.gather(1, following).sum(dtype=torch.float64))
-        divergence += float((expected.exp() * (expected - logprobs)).sum(dtype=torch.float64))
-        agreement += int((expected.argmax(dim=-1) == logprobs.argmax(dim=-1)).sum())
+        if len(window) < 2:
+            raise InputError("window", got=f"{len(window)} tokens", expected="at least 2, since the first one is not scored")
+        logits = model(window)[:-1]  # [T - 1, vocab_size]
+        expected_logits = logits if reference is model else reference(window)[:-1]
+        following = torch.tensor(window[1:], device=logits.device).unsqueeze(1)
+        # A few positions at a time: there are several temporaries, and each would be as large as the logits.
+        parts = zip(logits.split(_ROWS), expected_logits.split(_ROWS), following.split(_ROWS), strict=True)
+        for logits_part, expected_part, tokens in parts:
+            logprobs = logits_part.float().log_softmax(dim=-1)  # [<= 64, vocab_size]
+            expected = expected_part.float().log_softmax(dim=-1)
+            loss -= float(logprobs.gather(1, tokens).sum(dtype=torch.float64))
+            divergence += float((expected.exp() * (expected - logprobs)).sum(dtype=torch.float64))
+            agreement += int((expected.argmax(dim=-1) == logprobs.argmax(dim=-1)).sum())
         count += len(window) - 1
-    return Quality(math.exp(loss / count), divergence / count, agreement / count, count)
+    if count == 0:
+        raise InputError("windows", got="none", expected="at least one window of tokens")
+    # A model that is broken far enough has a loss whose exponential Python's own exp() refuses.
+    perplexity = float(torch.tensor(loss / count, dtype=torch.float64).exp())
+    return Quality(perplexity, divergence / count, agreement / count, count)
 
 
 def checkpoint_logits(

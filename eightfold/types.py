@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Literal, TypeAlias
@@ -74,8 +74,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         stop: object = self.stop
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _as_tuple("stop", stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        bias_of: object = self.logit_bias
+        if not isinstance(bias_of, Mapping):
+            raise InputError("logit_bias", got=repr(bias_of), expected="a mapping of token ids to numbers")
+        object.__setattr__(self, "logit_bias", dict(bias_of))
         for name, check, expected in _SAMPLING_CHECKS:
             value = getattr(self, name)
             if value is not None and not check(value):
@@ -90,6 +94,12 @@ class SamplingParams:
         """Every None among the sampling values replaced by the checkpoint's default, else by the neutral value."""
         unset = {name for name in NEUTRAL_SAMPLING if getattr(self, name) is None}
         return replace(self, **{name: defaults.get(name, NEUTRAL_SAMPLING[name]) for name in unset})
+
+
+def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InputError(name, got=repr(value), expected="a list")
+    return tuple(value)
 
 
 def _is_int(value: object) -> bool:

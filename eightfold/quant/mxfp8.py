@@ -168,7 +168,7 @@ def quantize(w: Tensor, rule: ScaleRule = ScaleRule.CEIL, *, out: MXTensor | Non
 
 
 def dequantize(mx: MXTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The values `[..., K]` of an MXTensor: exact in fp32, and in bf16 while the scale exponent lies in -124..119."""
+    """The values `[..., K]` of an MXTensor: exact in fp32 below 2^128, and in bf16 while scale exponents lie in -124..119."""
     k = mx.shape[-1]
     out = torch.empty(mx.shape, dtype=dtype, device=mx.data.device)
     if out.numel() == 0:

@@ -1,0 +1,191 @@
+"""The import graph of a package, read from its sources, and the rules that it must keep."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Lower layers first. A module may import from its own layer and from those named; the longest prefix of its name decides.
+# "types" below stands for errors, types and config together.
+BASE = ("errors", "types", "config", "_version")
+MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
+    "errors": (),
+    "_version": (),
+    "types": ("errors",),
+    "config": ("errors", "types"),
+    "memory": (),
+    "quant": BASE,
+    "kernels": (*BASE, "quant"),
+    "layers": (*BASE, "quant", "kernels"),
+    "models": (*BASE, "quant", "kernels", "layers"),
+    "hub": BASE,
+    "cache": BASE,
+    "text": BASE,
+    "engine": (*BASE, "cache"),
+    "engine.runner": (*BASE, "quant", "kernels", "models", "cache.pools", "hub", "engine.sampler"),
+    "engine.engine": (*BASE, "cache", "engine"),
+    "engine.sampler": BASE,
+    "evaluate": (*BASE, "quant", "kernels", "models"),
+    "inspection": (*BASE, "quant", "kernels", "layers", "models", "hub"),
+    "llm": (*BASE, "engine", "hub", "text"),
+    "cli": (*BASE, "quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "inspection", "evaluate"),
+    "benchmarks": (*BASE, "quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "evaluate"),
+    "__init__": ("llm", *BASE),
+    "__main__": ("cli",),
+}
+CORE_LIBRARIES = frozenset({"torch", "triton", "numpy", "safetensors", "transformers", "tokenizers", "huggingface_hub"})
+FURTHER_LIBRARIES: Mapping[str, frozenset[str]] = {
+    "hub.gguf_folder": frozenset({"gguf"}),
+    "cli": frozenset({"typer", "rich", "click"}),
+    "benchmarks": frozenset({"llama_cpp", "rich"}),
+}
+WITHOUT_TORCH = ("engine.scheduler", "cache.blocks", "cache.prefix", "cache.manager", "errors", "types", "config", "text")
+LOCAL_IMPORTS_ALLOWED = ("cli", "kernels.vendor", "quant.hf_plugin")
+# Only kernels/ asks what the hardware is; benchmarks say where they ran.
+HARDWARE_QUESTIONS = ("torch.cuda", "torch.backends", "torch.version", "platform.machine", "platform.processor")
+HARDWARE_ALLOWED = ("kernels", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One import: who, what (dotted, without the package's name for our own), on which line, and whether in a function."""
+
+    importer: str
+    imported: str
+    line: int
+    is_ours: bool
+    is_local: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer} line {self.line} imports {self.imported}"
+
+
+def module_names(package: Path) -> dict[str, Path]:
+    """Every module of a package, by its dotted name below the package; a folder's `__init__` has the folder's name."""
+    found: dict[str, Path] = {}
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = file
+    return found
+
+
+def edges(package: Path) -> list[Edge]:
+    """Every import in the package, those inside functions and those for type checking included."""
+    names = module_names(package)
+    found: list[Edge] = []
+    for importer, file in names.items():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        local = {id(child) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for child in ast.walk(node)}
+        for node in ast.walk(tree):
+            for target in _targets(node, package.name, names):
+                is_ours = target == package.name or target.startswith(f"{package.name}.")
+                imported = target.removeprefix(package.name).lstrip(".") or "__init__" if is_ours else target
+                found.append(Edge(importer, imported, getattr(node, "lineno", 0), is_ours, id(node) in local))
+    return found
+
+
+def _targets(node: ast.AST, package: str, names: Mapping[str, Path]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            yield submodule if submodule.removeprefix(f"{package}.") in names else node.module
+
+
+def rule_for(module: str) -> str:
+    """The key of MAY_IMPORT for a module: its longest prefix there."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in MAY_IMPORT:
+            return ".".join(parts[:length])
+    raise KeyError(f"{module} stands in no layer: give it a place in MAY_IMPORT")
+
+
+def _within(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def direction_faults(package: Path) -> list[str]:
+    """Imports that run against the order of the layers."""
+    faults = []
+    for edge in edges(package):
+        own = rule_for(edge.importer)
+        if edge.is_ours and not _within(edge.imported, MAY_IMPORT[own]) and rule_for(edge.imported) != own:
+            faults.append(f"{edge}, which {own} may not")
+    return faults
+
+
+def cycles(package: Path) -> list[str]:
+    """Modules that import themselves through others."""
+    graph: dict[str, set[str]] = {}
+    for edge in edges(package):
+        if edge.is_ours:
+            graph.setdefault(edge.importer, set()).add(edge.imported)
+    faults = []
+    for module, imported in graph.items():
+        seen: set[str] = set()
+        front = set(imported)
+        while front:
+            seen |= front
+            front = {target for name in front for target in graph.get(name, ())} - seen
+        if module in seen:
+            faults.append(f"{module} imports itself through others")
+    return faults
+
+
+def torch_faults(package: Path) -> list[str]:
+    """Modules that must do without torch and import it, directly or through others."""
+    graph: dict[str, set[str]] = {}
+    for edge in edges(package):
+        graph.setdefault(edge.importer, set()).add(edge.imported if edge.is_ours else edge.imported.split(".")[0])
+    faults = []
+    for module in module_names(package):
+        if _within(module, WITHOUT_TORCH):
+            seen, front = {module}, set(graph.get(module, ()))
+            while front:
+                seen |= front
+                front = {target for name in front for target in graph.get(name, ())} - seen
+            if "torch" in seen:
+                faults.append(f"{module} imports torch, directly or through others")
+    return faults
+
+
+def library_faults(package: Path) -> list[str]:
+    """Libraries beyond those that the core runs with, where they are not allowed."""
+    faults = []
+    for edge in edges(package):
+        library = edge.imported.split(".")[0]
+        if edge.is_ours or library in sys.stdlib_module_names or library in CORE_LIBRARIES:
+            continue
+        allowed = [name for prefix, names in FURTHER_LIBRARIES.items() if _within(edge.importer, (prefix,)) for name in names]
+        if library not in allowed:
+            faults.append(f"{edge}, a library that the core does without")
+    return faults
+
+
+def local_import_faults(package: Path) -> list[str]:
+    """Imports inside functions, where they are not allowed."""
+    return [
+        f"{edge} inside a function"
+        for edge in edges(package)
+        if edge.is_local and not _within(edge.importer, LOCAL_IMPORTS_ALLOWED)
+    ]
+
+
+def hardware_faults(package: Path) -> list[str]:
+    """Questions about the hardware outside kernels/."""
+    faults = []
+    for module, file in module_names(package).items():
+        if not _within(module, HARDWARE_ALLOWED):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+                if text in HARDWARE_QUESTIONS:
+                    faults.append(f"{module} line {getattr(node, 'lineno', 0)} asks {text}")
+    return faults
+
+
+CHECKS = (direction_faults, cycles, torch_faults, library_faults, local_import_faults, hardware_faults)

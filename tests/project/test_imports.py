@@ -1,0 +1,89 @@
+"""The import rules hold, and each check finds a planted breach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import eightfold
+from tests.project.imports import (
+    CHECKS,
+    cycles,
+    direction_faults,
+    hardware_faults,
+    library_faults,
+    local_import_faults,
+    rule_for,
+    torch_faults,
+)
+
+PACKAGE = Path(eightfold.__file__).parent
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_package_keeps_the_rules(check: Callable[[Path], list[str]]) -> None:
+    assert check(PACKAGE) == []
+
+
+PLANTED: list[tuple[Callable[[Path], list[str]], dict[str, str], str]] = [
+    (direction_faults, {"layers/a.py": "from eightfold.models.b import c"}, "layers.a line 1 imports eightfold.models.b"),
+    (
+        direction_faults,
+        {"quant/a.py": "def f():\n    import eightfold.kernels.b"},
+        "quant.a line 2 imports eightfold.kernels.b",
+    ),
+    (
+        direction_faults,
+        {"models/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from eightfold.engine.engine import Engine"},
+        "models.a line 3",
+    ),
+    (direction_faults, {"engine/scheduler.py": "from eightfold.models.registry import FAMILIES"}, "engine.scheduler line 1"),
+    (direction_faults, {"hub/a.py": "from eightfold.models import arch"}, "hub.a line 1"),
+    (direction_faults, {"llm.py": "import eightfold.cli"}, "llm line 1"),
+    (direction_faults, {"text.py": "from eightfold.engine.engine import Engine"}, "text line 1"),
+    (cycles, {"cache/a.py": "import eightfold.cache.b", "cache/b.py": "import eightfold.cache.a"}, "cache.a imports itself"),
+    (
+        torch_faults,
+        {"cache/blocks.py": "import eightfold.cache.helper", "cache/helper.py": "from torch import nn"},
+        "cache.blocks imports torch",
+    ),
+    (torch_faults, {"engine/scheduler.py": "import torch"}, "engine.scheduler imports torch"),
+    (library_faults, {"engine/engine.py": "import fastapi"}, "engine.engine line 1 imports fastapi"),
+    (library_faults, {"llm.py": "from rich.table import Table"}, "llm line 1 imports rich.table"),
+    (local_import_faults, {"models/a.py": "def f():\n    import json"}, "models.a line 2 imports json inside a function"),
+    (hardware_faults, {"layers/a.py": "import torch\nx = torch.cuda.is_available()"}, "layers.a line 2 asks torch.cuda"),
+]
+
+
+@pytest.mark.parametrize(("check", "files", "message"), PLANTED)
+def test_a_planted_breach_is_named(
+    tmp_path: Path, check: Callable[[Path], list[str]], files: dict[str, str], message: str
+) -> None:
+    package = tmp_path / "eightfold"
+    for name in ("models/b", "models/arch", "models/registry", "kernels/b", "engine/engine", "cli", *(n[:-3] for n in files)):
+        file = package / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(files.get(f"{name}.py", ""))
+    faults = check(package)
+    expected = message.replace("eightfold.", "", 1) if "imports eightfold." in message else message
+    assert any(expected in fault for fault in faults), faults
+
+
+def test_a_module_without_a_layer_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"stray\.module stands in no layer"):
+        rule_for("stray.module")
+
+
+def test_importing_the_package_is_cheap_and_brings_no_torch() -> None:
+    code = "import sys, eightfold; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3

@@ -1,0 +1,198 @@
+"""Habits that can be read from the sources, each check shown to find a planted fault."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+import eightfold
+from eightfold.engine.engine import Engine
+
+PACKAGE = Path(eightfold.__file__).parent
+STATELESS = ("engine", "layers", "models", "kernels", "quant", "cache")
+NO_ASSERT = ("cli", "config.py", "models", "hub", "llm.py", "text.py", "engine", "errors.py", "evaluate.py", "quant", "layers")
+DOCUMENTED = ("quant", "kernels", "engine", "layers", "models", "cache", "hub", "text.py", "llm.py", "types.py", "config.py")
+MAY_READ_ENVIRONMENT = ("config.py",)
+MAY_WRITE_FROZEN = ("config.py", "types.py")
+MOST_LINES = 450
+# Longer files, each with its reason.
+LONG_FILES: dict[str, str] = {}
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTABLE_CALLS = ("dict", "list", "set", "defaultdict", "OrderedDict", "deque", "Counter")
+
+Check = Callable[[Path], list[str]]
+
+
+def sources(package: Path, within: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.Module]]:
+    """Files of the package (below `within`, where given) and their syntax trees."""
+    for file in sorted(package.rglob("*.py")):
+        name = str(file.relative_to(package))
+        if not within or any(name == prefix or name.startswith(f"{prefix}/") for prefix in within):
+            yield name, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def mutable_state(package: Path) -> list[str]:
+    """Module-level lists, dicts and sets that are not named as constants, and `global` statements."""
+    faults = []
+    for name, tree in sources(package, STATELESS):
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                written = ", ".join(ast.unparse(target) for target in targets)
+                is_call = isinstance(node.value, ast.Call) and ast.unparse(node.value.func).split(".")[-1] in MUTABLE_CALLS
+                if (isinstance(node.value, MUTABLE) or is_call) and not written.strip("_").isupper() and written != "__all__":
+                    faults.append(f"{name} line {node.lineno}: {written} can change")
+        faults += [f"{name} line {node.lineno}: global" for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    return faults
+
+
+def changed_constants(package: Path) -> list[str]:
+    """Module-level constants that a function of the module writes into."""
+    faults = []
+    for name, tree in sources(package, STATELESS):
+        constants = {
+            ast.unparse(target)
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        }
+        for node in ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+            for target in targets:
+                if isinstance(target, ast.Subscript) and ast.unparse(target.value) in constants:
+                    faults.append(f"{name} line {node.lineno}: {ast.unparse(target.value)} is written to")
+    return faults
+
+
+def environment_reads(package: Path) -> list[str]:
+    """Reads of the environment outside the one place that decides."""
+    return [
+        f"{name} line {node.lineno}: {ast.unparse(node)}"
+        for name, tree in sources(package)
+        if name not in MAY_READ_ENVIRONMENT
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv")
+    ]
+
+
+def frozen_writes(package: Path) -> list[str]:
+    """Writes through the freeze of a dataclass."""
+    return [
+        f"{name} line {node.lineno}: object.__setattr__"
+        for name, tree in sources(package)
+        if name not in MAY_WRITE_FROZEN
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "object.__setattr__"
+    ]
+
+
+def asserts(package: Path) -> list[str]:
+    """Assert statements where values come from users or checkpoints: they vanish under `python -O`."""
+    return [
+        f"{name} line {node.lineno}: assert"
+        for name, tree in sources(package, NO_ASSERT)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+
+
+def undocumented(package: Path) -> list[str]:
+    """Public modules, classes and functions without a docstring."""
+    faults = []
+    for name, tree in sources(package, DOCUMENTED):
+        public = [("module", tree)] + [
+            (node.name, node)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        ]
+        faults += [
+            f"{name}: {title}" for title, node in public if ast.get_docstring(node) is None and not _is_inner(node, tree)
+        ]
+    return faults
+
+
+def _is_inner(node: ast.AST, tree: ast.Module) -> bool:
+    """Whether a function stands inside another, or is the protocol stub of a private class."""
+    return any(
+        node in ast.walk(outer) and node is not outer
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef) or (isinstance(outer, ast.ClassDef) and outer.name.startswith("_"))
+    )
+
+
+def long_files(package: Path) -> list[str]:
+    """Files that ask to be split and have no reason."""
+    counts = {str(file.relative_to(package)): len(file.read_text().splitlines()) for file in package.rglob("*.py")}
+    return [f"{name}: {count} lines" for name, count in sorted(counts.items()) if count > MOST_LINES and name not in LONG_FILES]
+
+
+def similar_models(package: Path) -> list[str]:
+    """Pairs of model files that share more than a third of their lines."""
+    lines = {
+        file.name: {line.strip() for line in file.read_text().splitlines() if len(line.strip()) > 20}
+        for file in sorted((package / "models").glob("*.py"))
+    }
+    return [
+        f"{first} and {second}"
+        for first, second in combinations(lines, 2)
+        if 3 * len(lines[first] & lines[second]) > min(len(lines[first]), len(lines[second])) > 0
+    ]
+
+
+CHECKS: tuple[Check, ...] = (
+    mutable_state,
+    changed_constants,
+    environment_reads,
+    frozen_writes,
+    asserts,
+    undocumented,
+    long_files,
+    similar_models,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_package_has_the_habit(check: Check) -> None:
+    assert check(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "files", "message"),
+    [
+        (mutable_state, {"engine/a.py": "cache = {}"}, "engine/a.py line 1: cache can change"),
+        (mutable_state, {"models/a.py": "def f():\n    global x\n    x = 1"}, "models/a.py line 2: global"),
+        (mutable_state, {"layers/a.py": "from collections import deque\nqueue = deque()"}, "layers/a.py line 2: queue"),
+        (changed_constants, {"layers/a.py": "TABLE = {}\ndef f():\n    TABLE[1] = 2"}, "layers/a.py line 3: TABLE is written"),
+        (environment_reads, {"llm.py": "import os\nx = os.environ['A']"}, "llm.py line 2: os.environ"),
+        (frozen_writes, {"engine/a.py": "object.__setattr__(x, 'a', 1)"}, "engine/a.py line 1"),
+        (asserts, {"hub/a.py": "assert x"}, "hub/a.py line 1: assert"),
+        (undocumented, {"kernels/a.py": '"""Text."""\nclass A:\n    def f(self): ...'}, "kernels/a.py: A"),
+        (undocumented, {"kernels/a.py": '"""Text."""\nclass A:\n    """Text."""\n    def f(self): ...'}, "kernels/a.py: f"),
+        (undocumented, {"quant/a.py": "x = 1"}, "quant/a.py: module"),
+        (long_files, {"models/a.py": "x = 1\n" * 451}, "models/a.py: 451 lines"),
+        (
+            similar_models,
+            {"models/a.py": "a_rather_long_statement = 1\n", "models/b.py": "a_rather_long_statement = 1\n"},
+            "a.py and b.py",
+        ),
+    ],
+)
+def test_a_planted_fault_is_named(tmp_path: Path, check: Check, files: dict[str, str], message: str) -> None:
+    (tmp_path / "models").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert any(message in fault for fault in check(tmp_path)), check(tmp_path)
+
+
+def test_the_step_is_short() -> None:
+    assert len(inspect.getsource(Engine.step).splitlines()) < 30
+
+
+def test_reasons_for_long_files_are_still_needed() -> None:
+    assert all(len((PACKAGE / name).read_text().splitlines()) > MOST_LINES and reason for name, reason in LONG_FILES.items())
