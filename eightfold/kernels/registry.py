@@ -18,7 +18,7 @@ from torch import Tensor
 from eightfold.errors import BackendError
 from eightfold.quant.mxfp8 import MXTensor
 
-SpecT = TypeVar("SpecT", contravariant=True)
+SpecT_contra = TypeVar("SpecT_contra", contravariant=True)
 BackendT = TypeVar("BackendT", bound="Backend[Any]")
 
 
@@ -53,6 +53,7 @@ class LinearSpec:
         in_features: K.
         weight_format: "mxfp8", or the dtype of an unquantized weight: "bfloat16", "float16", "float32".
         activation_dtype: dtype of x and of y.
+        weight: the MXFP8 weight itself, once it is whole, for backends whose error depends on its values; None before that.
     """
 
     layer: str
@@ -60,6 +61,7 @@ class LinearSpec:
     in_features: int
     weight_format: str
     activation_dtype: torch.dtype
+    weight: MXTensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +189,12 @@ class Declined:
     reason: str
 
 
-class Backend(Protocol[SpecT]):
+class Backend(Protocol[SpecT_contra]):
     """What `choose()` needs of a backend: a name, and a reason where it cannot serve."""
 
     name: str
 
-    def declines(self, spec: SpecT, hardware: Hardware) -> str | None:
+    def declines(self, spec: SpecT_contra, hardware: Hardware) -> str | None:
         """Why it cannot take `spec` on `hardware`, in a few words; None where it can."""
 
 
@@ -214,7 +216,7 @@ class Choice(Generic[BackendT]):
 def choose(
     subject: str,
     candidates: Sequence[BackendT],
-    spec: SpecT,
+    spec: SpecT_contra,
     hardware: Hardware,
     *,
     requested: str = "auto",

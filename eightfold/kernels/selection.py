@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 
 from eightfold.kernels.cpu import CpuAttention, CpuFused, CpuLinear
+from eightfold.kernels.cuda import DequantLinear, FoldLinear
 from eightfold.kernels.reference import ReferenceAttention, ReferenceFused, ReferenceLinear
 from eightfold.kernels.registry import (
     AttentionBackend,
@@ -25,7 +26,7 @@ from eightfold.kernels.registry import (
 )
 
 LINEAR: Mapping[str, tuple[LinearBackend, ...]] = MappingProxyType(
-    {"cpu": (CpuLinear(), ReferenceLinear()), "cuda": (ReferenceLinear(),)}
+    {"cpu": (CpuLinear(), ReferenceLinear()), "cuda": (FoldLinear(), DequantLinear(), ReferenceLinear())}
 )
 ATTENTION: Mapping[str, tuple[AttentionBackend, ...]] = MappingProxyType(
     {"cpu": (CpuAttention(), ReferenceAttention()), "cuda": (ReferenceAttention(),)}

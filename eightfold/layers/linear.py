@@ -36,10 +36,10 @@ class Linear(Module):
         self._prepared: Any
         self.choice: Choice[LinearBackend] | None = None
 
-    def spec(self, kernels: Kernels, weight_format: str) -> LinearSpec:
+    def spec(self, kernels: Kernels, weight_format: str, weight: MXTensor | None = None) -> LinearSpec:
         """What a backend is asked about, for a weight in this format ("mxfp8" or the name of a dtype)."""
         out_features, in_features = self.weight.shape
-        return LinearSpec(self.name, out_features, in_features, weight_format, kernels.activation_dtype)
+        return LinearSpec(self.name, out_features, in_features, weight_format, kernels.activation_dtype, weight)
 
     def bind(self, kernels: Kernels) -> None:
         """Choose a backend for the weight as it was loaded, and hand the weight over to it."""
@@ -48,8 +48,10 @@ class Linear(Module):
 
     def bind_to(self, kernels: Kernels, weight: MXTensor | Tensor, bias: Tensor | None) -> None:
         """`bind()` with a weight `[N, K]` that comes from elsewhere: a tied embedding."""
-        weight_format = "mxfp8" if isinstance(weight, MXTensor) else str(weight.dtype).removeprefix("torch.")
-        self.choice = kernels.linear(self.spec(kernels, weight_format))
+        if isinstance(weight, MXTensor):
+            self.choice = kernels.linear(self.spec(kernels, "mxfp8", weight))
+        else:
+            self.choice = kernels.linear(self.spec(kernels, str(weight.dtype).removeprefix("torch.")))
         self._backend = self.choice.backend
         self._prepared = self._backend.prepare(weight, bias)
 
