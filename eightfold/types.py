@@ -82,7 +82,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", dict(bias_of))
         for name, check, expected in _SAMPLING_CHECKS:
             value = getattr(self, name)
-            if value is not None and not check(value):
+            if not (value is None and name in _OPTIONAL) and not check(value):
                 raise InputError(name, got=repr(value), expected=expected)
         for token, bias in self.logit_bias.items():
             if not (_is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100):
@@ -138,6 +138,7 @@ _SAMPLING_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("skip_special_tokens", lambda value: isinstance(value, bool), "true or false"),
     ("include_stop_str_in_output", lambda value: isinstance(value, bool), "true or false"),
 )
+_OPTIONAL = frozenset(item.name for item in fields(SamplingParams) if item.default is None)
 assert {check[0] for check in _SAMPLING_CHECKS} | {"logit_bias"} == {item.name for item in fields(SamplingParams)}
 
 
@@ -171,6 +172,7 @@ class Sequence:
         block_table: the KV blocks that hold it, in order.
         block_keys: prefix keys of its full blocks, as far as they were needed; they depend on its tokens alone.
         num_published_blocks: how many blocks of its table others may find by their keys.
+        cache_epoch: flushes of the cache before its first block; a later flush ends its publishing.
         prompt_logprobs: of its prompt so far, where asked for.
         num_preemptions: how often its blocks were taken back.
         status: waiting, running or finished.
@@ -183,6 +185,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
+    cache_epoch: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_preemptions: int = 0
     status: SequenceStatus = SequenceStatus.WAITING

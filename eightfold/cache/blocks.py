@@ -71,6 +71,10 @@ class BlockPool:
         """The block with these contents, held or free."""
         return self._block_of.get(key)
 
+    def key_of(self, block: int) -> bytes | None:
+        """The key that leads to this block, where one does."""
+        return self._key_of.get(block)
+
     def flush(self) -> None:
         """Make every block unfindable; references stay."""
         self._key_of.clear()

@@ -27,6 +27,7 @@ class CacheManager:
         self.block_size = block_size
         self.enable_prefix_cache = enable_prefix_cache
         self._pool = BlockPool(num_blocks)
+        self._epoch = 0
 
     @property
     def num_tokens(self) -> int:
@@ -45,6 +46,7 @@ class CacheManager:
 
     def begin(self, sequence: Sequence) -> None:
         """Give a sequence that holds nothing the longest prefix of full blocks that the cache has."""
+        sequence.cache_epoch = self._epoch
         if not self.enable_prefix_cache or sequence.request.params.prompt_logprobs is not None:
             return
         candidates = (len(sequence.token_ids) - 1) // self.block_size
@@ -67,8 +69,12 @@ class CacheManager:
         return True
 
     def commit(self, sequence: Sequence) -> None:
-        """Make blocks that are full of computed tokens findable."""
-        if not self.enable_prefix_cache:
+        """Make blocks that are full of computed tokens findable.
+
+        A sequence that began before the last flush publishes no more: what it computes rests on the keys and values that were
+        to be forgotten.
+        """
+        if not self.enable_prefix_cache or sequence.cache_epoch != self._epoch:
             return
         full = sequence.num_computed_tokens // self.block_size
         extend_keys(sequence.block_keys, sequence.token_ids, self.block_size, full)
@@ -87,6 +93,7 @@ class CacheManager:
     def flush(self) -> None:
         """Forget all contents, as after a change of weights. Running sequences go on with the blocks that they hold."""
         self._pool.flush()
+        self._epoch += 1
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Audit the pool and the tables of all sequences that may hold blocks.
@@ -102,10 +109,17 @@ class CacheManager:
                 raise RuntimeError(f"{name} has a block twice in its table {table}")
             if sequence.num_computed_tokens > len(table) * self.block_size:
                 raise RuntimeError(f"{name} has computed {sequence.num_computed_tokens} tokens into {len(table)} blocks")
+            if (len(table) - 1) * self.block_size >= len(sequence.token_ids):
+                raise RuntimeError(f"{name} has {len(sequence.token_ids)} tokens and holds {len(table)} blocks")
             expected: list[bytes] = []
             extend_keys(expected, sequence.token_ids, self.block_size, len(sequence.block_keys))
             if expected != sequence.block_keys:
                 raise RuntimeError(f"{name} has keys that are not those of its tokens")
             if sequence.num_published_blocks * self.block_size > sequence.num_computed_tokens:
                 raise RuntimeError(f"{name} has published {sequence.num_published_blocks} blocks before they were computed")
+            for index, block in enumerate(table):
+                # None is right for a published one too: another block has the same contents, or the cache was flushed.
+                allowed = (None, *expected[index : index + 1]) if index < sequence.num_published_blocks else (None,)
+                if self._pool.key_of(block) not in allowed:
+                    raise RuntimeError(f"{name} holds block {block} at index {index}, whose key is not that of its tokens")
         self._pool.check_integrity(owners)

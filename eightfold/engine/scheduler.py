@@ -5,8 +5,9 @@ tokens, in one batch: a long prompt never stalls running answers. When a sequenc
 gives its blocks back and waits at the head of the queue, to be computed again; its generated tokens stay.
 
 Why there is always progress: the sequence that arrived first can take the blocks of every other one, and `add` refuses what
-would not fit into the whole cache. Why nothing is lost: a sequence is in exactly one of `waiting` and `running` until its last
-event.
+would not fit into the whole cache. Why nobody starves: `running` and then `waiting` is the order of arrival, and nobody starts
+while one that runs is left out of a step. So only the last one that runs can be in the middle of its prompt. Why nothing is
+lost: a sequence is in exactly one of `waiting` and `running` until its last event.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Scheduler:
         self.manager = manager
         self.max_running_requests = max_running_requests
         self.max_batch_tokens = max_batch_tokens
+        self.context_length = context_length
         self.max_sequence_tokens = min(context_length, manager.num_tokens)
         self.eos_token_ids = eos_token_ids
         self.waiting: deque[Sequence] = deque()
@@ -92,18 +94,18 @@ class Scheduler:
         fills the context or the cache.
 
         Raises:
-            InputError: its id is in use, or its prompt leaves no room for a token in the context or in the cache.
+            InputError: its id is in use, or its prompt is empty or leaves no room for a token in the context or in the cache.
         """
         if request.request_id in self._live:
             raise InputError("request_id", got=request.request_id, expected="one that is not in use")
+        if not request.prompt_token_ids:
+            raise InputError("prompt", got="no tokens", expected="at least one token")
         if len(request.prompt_token_ids) >= self.max_sequence_tokens:
             raise InputError(
                 "prompt",
                 got=f"{len(request.prompt_token_ids)} tokens",
                 expected=f"at most {self.max_sequence_tokens - 1}, which leaves one for the answer",
-                remedy="A larger --max-total-tokens would hold it."
-                if self.max_sequence_tokens == self.manager.num_tokens
-                else "",
+                remedy="A larger --max-total-tokens would hold it." if self.max_sequence_tokens < self.context_length else "",
             )
         sequence = Sequence.start(request)
         self._live[request.request_id] = sequence
@@ -125,7 +127,7 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """The next batch; empty only where there is no work."""
-        num_preemptions = self.counters.preemptions
+        num_running = len(self.running)
         scheduled: dict[Sequence, Chunk] = {}
         for sequence in [item for item in self.running if item.num_remaining_tokens == 1]:
             self._extend(sequence, 1, scheduled)
@@ -133,7 +135,7 @@ class Scheduler:
         for sequence in [item for item in self.running if item.num_remaining_tokens > 1]:
             if budget > 0:
                 budget -= self._extend(sequence, budget, scheduled)
-        if self.counters.preemptions == num_preemptions:
+        if len(scheduled) == num_running:  # else a new one would take the blocks that one of them waits for
             self._admit(budget, scheduled)
         return Batch(tuple(scheduled.values()))
 
@@ -160,11 +162,13 @@ class Scheduler:
         Raises:
             RuntimeError: naming what does not balance.
         """
-        queued = [(item, SequenceStatus.WAITING) for item in self.waiting] + [
-            (item, SequenceStatus.RUNNING) for item in self.running
+        queued = [(item, SequenceStatus.RUNNING) for item in self.running] + [
+            (item, SequenceStatus.WAITING) for item in self.waiting
         ]
-        if sorted(item.request.request_id for item, _ in queued) != sorted(self._live):
-            raise RuntimeError(f"{len(queued)} sequences are queued and {len(self._live)} are live")
+        if [item for item, _ in queued] != list(self._live.values()):
+            raise RuntimeError(
+                f"{len(queued)} sequences are queued and {len(self._live)} are live, or their order is not that of arrival"
+            )
         for sequence, status in queued:
             name = sequence.request.request_id
             if sequence.status is not status:
@@ -180,16 +184,16 @@ class Scheduler:
     def _extend(self, sequence: Sequence, budget: int, scheduled: dict[Sequence, Chunk]) -> int:
         """Schedule up to `budget` tokens of a running sequence; how many it became.
 
-        Sequences that arrived later and are not in the batch yet make room by being preempted, the last one first; where there
-        is none, a decode makes room itself, and a prompt keeps its blocks and waits for the next step.
+        Sequences that arrived later make room by being preempted, the last one first; they are not in the batch yet, since it
+        fills in the order of arrival. Where there is none, a decode makes room itself, and a prompt keeps its blocks and waits
+        for the next step.
         """
         if sequence.status is not SequenceStatus.RUNNING:
             return 0  # preempted by one before it in this step
         length = min(budget, sequence.num_remaining_tokens)
         while not self.manager.allocate(sequence, sequence.num_computed_tokens + length):
             victim = self.running[-1]
-            waits = victim is sequence and sequence.num_remaining_tokens > 1 and scheduled
-            if waits or victim in scheduled:
+            if victim is sequence and sequence.num_remaining_tokens > 1:
                 return 0
             self._preempt(victim)
             if victim is sequence:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from eightfold.cache import prefix
 from eightfold.cache.manager import CacheManager
+from eightfold.cache.prefix import block_key
 from eightfold.types import Request, SamplingParams, Sequence
 
 
@@ -86,9 +88,47 @@ def test_without_a_prefix_cache_and_after_a_flush_nothing_is_found() -> None:
         compute(manager, first, 9)
         if manager.enable_prefix_cache:
             manager.flush()
+        else:
+            assert first.block_keys == []
         manager.begin(second)
         assert second.num_computed_tokens == 0
         manager.check_integrity([first, second])
+
+
+def test_what_rests_on_forgotten_blocks_is_not_published() -> None:
+    manager = CacheManager(8, 4)
+    old, new, last = sequence(list(range(13)), "a"), sequence([*range(4), 99], "b"), sequence(list(range(13)), "c")
+    manager.begin(old)
+    compute(manager, old, 4)
+    manager.flush()
+    compute(manager, old, 13)
+    manager.begin(new)
+    compute(manager, new, 5)
+    manager.begin(last)
+    assert last.block_table == new.block_table[:1]
+    manager.check_integrity([old, new, last])
+    manager.free(old)
+    manager.begin(old)
+    assert old.block_table == new.block_table[:1]
+    compute(manager, old, 13)
+    assert old.num_published_blocks == 3
+
+
+def test_a_token_is_hashed_once_however_often_its_sequence_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[int]()
+
+    def counting(parent: bytes, token_ids: list[int]) -> bytes:
+        hashed.extend(token_ids)
+        return block_key(parent, token_ids)
+
+    monkeypatch.setattr(prefix, "block_key", counting)
+    manager, item = CacheManager(8, 4), sequence(list(range(16)), "a")
+    for _ in range(3):
+        manager.begin(item)
+        for num_tokens in range(item.num_computed_tokens + 1, 17):
+            compute(manager, item, num_tokens)
+        manager.free(item)
+    assert hashed == list(range(16))
 
 
 def test_allocation_is_all_or_nothing() -> None:
@@ -120,7 +160,10 @@ def test_the_end_of_a_prefix_is_lost_before_its_beginning() -> None:
         (lambda item: item.block_table.pop(), "has computed 9 tokens into 2 blocks"),
         (lambda item: item.token_ids.__setitem__(1, 77), "has keys that are not those of its tokens"),
         (lambda item: setattr(item, "num_published_blocks", 3), "has published 3 blocks before they were computed"),
+        (lambda item: item.block_table.append(7), "has 9 tokens and holds 4 blocks"),
         (lambda item: item.block_table.__setitem__(0, 7), "references"),
+        (lambda item: item.block_table.reverse(), "whose key is not that of its tokens"),
+        (lambda item: setattr(item, "num_published_blocks", 1), "whose key is not that of its tokens"),
     ],
 )
 def test_the_audit_finds_planted_faults(fault: Any, message: str) -> None:
@@ -131,4 +174,14 @@ def test_the_audit_finds_planted_faults(fault: Any, message: str) -> None:
     manager.check_integrity([item])
     fault(item)
     with pytest.raises(RuntimeError, match=message):
+        manager.check_integrity([item])
+
+
+def test_the_audit_finds_a_block_that_is_findable_before_it_was_computed() -> None:
+    manager, item = CacheManager(8, 4), sequence(list(range(9)), "a")
+    manager.begin(item)
+    assert manager.allocate(item, 9)
+    manager.check_integrity([item])
+    manager._pool.publish(item.block_table[0], block_key(prefix.ROOT, range(4)))
+    with pytest.raises(RuntimeError, match="a holds block 0 at index 0, whose key is not that of its tokens"):
         manager.check_integrity([item])

@@ -20,10 +20,10 @@ from eightfold.engine.scheduler import Scheduler
 from eightfold.errors import InputError
 from eightfold.types import (
     Batch,
+    Chunk,
     Request,
     SamplingParams,
     Sequence,
-    SequenceStatus,
     StepResult,
     TokenEvent,
     TokenLogprobs,
@@ -38,33 +38,49 @@ def next_token(context: list[int]) -> int:
 
 
 class PretendedRunner:
-    """Writes (token, position) where the cache would have keys, and chooses tokens by what it reads back."""
+    """Writes what stands at a position where the cache would have keys, and chooses tokens by what it reads back.
+
+    Beside token and position it keeps the oldest weights that took part: those of the step, and those of the context read.
+    """
 
     def __init__(self, manager: CacheManager) -> None:
         self.block_size = manager.block_size
-        self.cache: dict[tuple[int, int], tuple[int, int]] = {}
+        self.weights = 0
+        self.cache: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.begun: dict[tuple[Sequence, int], int] = {}
 
     def run(self, batch: Batch) -> StepResult:
         for chunk in batch.chunks:
-            for position in range(chunk.start, chunk.start + chunk.length):
-                slot = chunk.sequence.block_table[position // self.block_size], position % self.block_size
-                self.cache[slot] = chunk.sequence.token_ids[position], position
+            self.begun.setdefault((chunk.sequence, chunk.sequence.num_preemptions), self.weights)
+            self.read(chunk.sequence, chunk.start)  # before any chunk of this batch has written
+        for chunk in batch.chunks:
+            self.write(chunk)
         tokens: list[int | None] = []
         prompt_logprobs: list[tuple[TokenLogprobs, ...]] = []
         for chunk in batch.chunks:
-            context = self.read(chunk.sequence.block_table, chunk.start + chunk.length)
+            context = self.read(chunk.sequence, chunk.start + chunk.length)
             tokens.append(next_token(context) if chunk.samples else None)
             following = chunk.sequence.request.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.length + 1]
             wanted = chunk.sequence.request.params.prompt_logprobs is not None
             prompt_logprobs.append(tuple(TokenLogprobs(token, 0.0, 1, ()) for token in following) if wanted else ())
         return StepResult(tuple(tokens), (None,) * len(tokens), tuple(prompt_logprobs))
 
-    def read(self, block_table: list[int], length: int) -> list[int]:
-        context = []
-        for position in range(length):
-            token, written_at = self.cache[block_table[position // self.block_size], position % self.block_size]
-            assert written_at == position
-            context.append(token)
+    def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        return sequence.block_table[position // self.block_size], position % self.block_size
+
+    def write(self, chunk: Chunk) -> None:
+        for position in range(chunk.start, chunk.start + chunk.length):
+            before = self.cache[self.slot(chunk.sequence, position - 1)][2] if position else self.weights
+            entry = chunk.sequence.token_ids[position], position, min(before, self.weights)
+            self.cache[self.slot(chunk.sequence, position)] = entry
+
+    def read(self, sequence: Sequence, length: int) -> list[int]:
+        entries = [self.cache[self.slot(sequence, position)] for position in range(length)]
+        context = [token for token, _, _ in entries]
+        assert context == sequence.token_ids[:length]
+        assert [position for _, position, _ in entries] == list(range(length))
+        oldest = min((weights for _, _, weights in entries), default=self.weights)
+        assert oldest >= self.begun[sequence, sequence.num_preemptions], "read what weights before its time have computed"
         return context
 
 
@@ -93,13 +109,24 @@ class World:
         self.requests[name], self.events[name] = request, []
         return name
 
-    def step(self) -> Batch:
+    def step(self, meanwhile: Callable[[], object] = lambda: None) -> Batch:
+        num_decodes = sum(item.num_remaining_tokens == 1 for item in self.scheduler.running)
         batch = self.scheduler.schedule()
+        self.scheduler.check_integrity()
         assert batch.chunks, "a step without progress"
-        for event in self.scheduler.postprocess(batch, self.runner.run(batch)):
+        assert all(chunk.length >= 1 for chunk in batch.chunks)
+        assert batch.num_tokens <= max(self.scheduler.max_batch_tokens, num_decodes + 1)
+        result = self.runner.run(batch)
+        meanwhile()
+        for event in self.scheduler.postprocess(batch, result):
             self.events[event.request_id].append(event)
         self.scheduler.check_integrity()
+        assert all(item.num_remaining_tokens == 1 for item in self.scheduler.running[:-1])
         return batch
+
+    def change_weights(self) -> None:
+        self.manager.flush()
+        self.runner.weights += 1
 
     def abort(self, name: str) -> None:
         event = self.scheduler.abort(name)
@@ -141,6 +168,16 @@ class World:
                 assert self.answer(name) == tokens[: len(self.answer(name))]
             else:
                 assert (self.answer(name), reasons) == (tokens, [reason])
+            assert len({event.num_cached_tokens for event in events}) == 1
+            wanted = self.requests[name].params.prompt_logprobs is not None and events[0].token_id is not None
+            reported = [item.token_id for event in events for item in event.prompt_logprobs]
+            assert reported == (list(self.requests[name].prompt_token_ids[1:]) if wanted else [])
+            stops = [event.stop_token_id for event in events]
+            assert stops == [None] * (len(events) - 1) + [tokens[-1] if reasons == ["stop"] else None]
+        counters = self.scheduler.counters
+        assert counters.prompt_tokens == sum(len(request.prompt_token_ids) for request in self.requests.values())
+        assert counters.generated_tokens == sum(len(self.answer(name)) for name in self.requests)
+        assert sum(counters.finished.values()) == len(self.requests)
         assert self.manager.num_free_blocks == self.manager.num_blocks
 
 
@@ -152,7 +189,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def make(self, num_blocks: int, block_size: int, running: int, budget: int) -> None:
         self.world = World(num_blocks=num_blocks, block_size=block_size, running=running, budget=budget)
-        self.in_flight: Batch | None = None
 
     @rule(
         start=st.integers(0, 2),
@@ -181,16 +217,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.scheduler.has_work)
     @rule(data=st.data())
     def abort_while_a_batch_is_on_its_way(self, data: st.DataObject) -> None:
-        world = self.world
-        batch = world.scheduler.schedule()
-        result = world.runner.run(batch)
-        world.abort(data.draw(st.sampled_from(sorted(world.requests))))
-        for event in world.scheduler.postprocess(batch, result):
-            world.events[event.request_id].append(event)
+        name = data.draw(st.sampled_from(sorted(self.world.requests)))
+        self.world.step(meanwhile=lambda: self.world.abort(name))
 
     @rule()
-    def flush(self) -> None:
-        self.world.manager.flush()
+    def change_weights(self) -> None:
+        self.world.change_weights()
+
+    @precondition(lambda self: self.world.scheduler.has_work)
+    @rule()
+    def change_weights_while_a_batch_is_on_its_way(self) -> None:
+        self.world.step(meanwhile=self.world.change_weights)
 
     @invariant()
     def the_books_balance(self) -> None:
@@ -216,6 +253,7 @@ def test_fault_13_a_prompt_that_the_cache_has_whole_is_answered() -> None:
         world.drain()
     world.check_answers()
     assert world.scheduler.counters.prefix_hits == 2 * 4
+    assert world.scheduler.counters.prefix_queries == 3 * 8
 
 
 def test_fault_14_preemption_of_sequences_that_share_a_prefix() -> None:
@@ -232,6 +270,10 @@ def test_fault_15_a_prompt_that_cannot_fit_is_refused_with_both_lengths() -> Non
         World(context=40).add([1] * 40)
     with pytest.raises(InputError, match=r"got 48 tokens; expected at most 47.*--max-total-tokens"):
         World(context=100).add([1] * 48)
+    with pytest.raises(InputError, match=r"at most 47, which leaves one for the answer$"):
+        World(context=48).add([1] * 48)
+    with pytest.raises(InputError, match="prompt: got no tokens"):
+        World().add([])
     world = World(context=40)
     world.add([1] * 39, max_tokens=5, ignore_eos=True)
     world.drain()
@@ -247,6 +289,45 @@ def test_fault_17_running_answers_advance_in_every_step_while_a_long_prompt_load
         batch = world.step()
         assert len(world.answer(name)) == count
         assert [chunk.length for chunk in batch.chunks] == [1, 3]  # the decode first, then what the budget leaves
+
+
+def test_fault_17_a_prompt_that_waits_for_a_block_is_not_overtaken_by_later_ones() -> None:
+    world = World(num_blocks=15, block_size=1, running=5, context=100)
+    world.add([9], max_tokens=6, ignore_eos=True)
+    world.step()
+    name = world.add([1] * 13, max_tokens=1)
+    while not world.answer(name):
+        world.add([len(world.requests) % 5, 2], max_tokens=2, ignore_eos=True)
+        world.step()
+        assert len(world.requests) < 20
+        assert world.answer(name) or [other for other, events in world.events.items() if events] == ["r0"]
+    world.drain()
+    world.check_answers()
+
+
+def test_a_prompt_that_waits_for_a_block_keeps_what_it_has() -> None:
+    world = World(num_blocks=5, block_size=4, budget=9, context=100)
+    world.add([1] * 6, max_tokens=3, ignore_eos=True)
+    world.step()
+    name = world.add([2] * 16, max_tokens=1)
+    assert [[(chunk.start, chunk.length) for chunk in world.step().chunks] for _ in range(3)] == [
+        [(6, 1), (0, 8)],
+        [(7, 1)],
+        [(8, 8)],
+    ]
+    assert world.answer(name)
+    assert world.scheduler.counters.preemptions == 0
+    world.check_answers()
+
+
+def test_a_prompt_gets_a_token_even_where_decodes_use_up_the_budget() -> None:
+    world = World(budget=1)
+    world.add([1], max_tokens=9, ignore_eos=True)
+    world.step()
+    world.add([2] * 5, max_tokens=1)
+    assert [[chunk.length for chunk in world.step().chunks] for _ in range(5)] == [[1, 1]] * 5
+    world.drain()
+    world.check_answers()
 
 
 def test_an_answer_that_fills_the_cache_alone_ends_with_length() -> None:
@@ -289,8 +370,6 @@ def test_end_tokens_stop_tokens_and_min_tokens() -> None:
     world.drain()
     world.check_answers()
     assert set(world.scheduler.counters.finished) == {"stop", "length"}
-    stops = [events[-1] for events in world.events.values() if events[-1].finish_reason == "stop"]
-    assert all(event.stop_token_id == event.token_id for event in stops)
 
 
 def test_prompt_logprobs_arrive_once_whole_and_with_the_first_token() -> None:
@@ -311,6 +390,10 @@ def test_cached_tokens_are_reported() -> None:
     name = world.add([1] * 10, max_tokens=1)
     world.drain()
     assert world.events[name][-1].num_cached_tokens == 8
+    name = world.add([1] * 10, max_tokens=5, ignore_eos=True)
+    world.step()
+    world.abort(name)
+    assert [event.num_cached_tokens for event in world.events[name]] == [8, 8]
 
 
 def test_a_duplicate_id_is_refused_and_an_unknown_one_is_not_aborted() -> None:
@@ -321,6 +404,31 @@ def test_a_duplicate_id_is_refused_and_an_unknown_one_is_not_aborted() -> None:
     assert world.scheduler.abort("nobody") is None
     assert world.scheduler.schedule().chunks
     assert World().scheduler.schedule().chunks == ()
+
+
+def test_a_new_request_with_the_id_of_an_aborted_one_is_not_given_its_result() -> None:
+    world = World()
+    name = world.add([1, 2, 3], max_tokens=5, ignore_eos=True)
+
+    def replace() -> None:
+        world.abort(name)
+        world.scheduler.add(world.requests[name])
+
+    world.step(meanwhile=replace)
+    assert [event.finish_reason for event in world.events.pop(name)] == ["abort"]
+    world.events[name] = []
+    world.drain()
+    assert world.answer(name) == world.alone(name)[0]
+
+
+def test_the_audit_finds_a_lost_sequence_and_a_wrong_order() -> None:
+    world = World()
+    for _ in range(2):
+        world.add([1, 2], max_tokens=2)
+    for fault in (world.scheduler.waiting.reverse, world.scheduler.waiting.clear):
+        fault()
+        with pytest.raises(RuntimeError, match="2 are live, or their order is not that of arrival"):
+            world.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("state", ["waiting", "running"])
@@ -391,7 +499,3 @@ def _six_turns(world: World) -> None:
             world.add([start % 2, 1, 2, 3, 4, 5, turn], max_tokens=6, ignore_eos=True)
         world.drain()
     world.check_answers()
-
-
-def test_states_are_what_they_say() -> None:
-    assert {status.value for status in SequenceStatus} == {"waiting", "running", "finished"}
