@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,13 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 
 from eightfold.errors import CheckpointError
-from eightfold.hub.aliases import ALIASES
+from eightfold.hub.aliases import PackagedModel
+from eightfold.hub.names import EXPECTED, HubId, identify, with_weights
 from eightfold.hub.packaged import packaged_folder
 from eightfold.types import Progress
 
 # Weights, configuration, tokenizer and chat template; no code and no other weight formats.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model")
-OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_EXPECTED = f"a folder, a hub id such as owner/name, or an alias: {', '.join(ALIASES)}"
 
 
 def resolve_model(name: str, *, revision: str | None = None, report: Progress | None = None) -> Path:
@@ -40,31 +36,13 @@ def resolve_model(name: str, *, revision: str | None = None, report: Progress | 
     Raises:
         CheckpointError: there is no such thing, it cannot be fetched, or it holds no safetensors.
     """
-    path = Path(name).expanduser()
-    is_hub_id = not path.exists() and name not in ALIASES and _HUB_ID.fullmatch(name) is not None
-    if revision is not None and not is_hub_id:
-        raise CheckpointError("revision", got=revision, expected=f"none: {name} is no hub id, and nothing else has revisions")
-    if path.is_file():
-        raise CheckpointError("model", got=f"the file {name}", expected="a folder with safetensors weights and config.json")
-    if path.is_dir():
-        return _with_weights(path)
-    if name in ALIASES:
-        return packaged_folder(name, ALIASES[name], report)
-    if is_hub_id:
-        return _with_weights(_from_hub(name, revision, report))
-    near = get_close_matches(name, ALIASES, n=1)
-    remedy = f"Did you mean {near[0]}?" if near else ""
-    raise CheckpointError("model", got=f"{name!r}, where there is no folder", expected=_EXPECTED, remedy=remedy)
-
-
-def _with_weights(folder: Path) -> Path:
-    """`folder`, which holds safetensors. Said here, before anybody misses its config.json."""
-    if any(folder.glob("*.safetensors")):
-        return folder
-    others = sorted(file.name for pattern in OTHER_WEIGHTS for file in folder.glob(pattern))
-    got = f"{folder}, which holds no *.safetensors" + (f" but {others[0]}" if others else "")
-    remedy = "transformers converts it: from_pretrained reads it and save_pretrained writes safetensors." if others else ""
-    raise CheckpointError("model", got=got, expected="a folder with safetensors weights and config.json", remedy=remedy)
+    match identify(name, revision):
+        case Path() as folder:
+            return folder
+        case HubId() as hub_id:
+            return with_weights(_from_hub(hub_id.name, hub_id.revision, report))
+        case PackagedModel() as packaged:
+            return packaged_folder(name, packaged, report)
 
 
 def _from_hub(name: str, revision: str | None, report: Progress | None) -> Path:
@@ -80,7 +58,7 @@ def _from_hub(name: str, revision: str | None, report: Progress | None) -> Path:
             remedy="Ask for it on its page, then `hf auth login`.",
         ) from error
     except RepositoryNotFoundError as error:
-        raise CheckpointError("model", got=f"{name}, which is neither a folder nor on the hub", expected=_EXPECTED) from error
+        raise CheckpointError("model", got=f"{name}, which is neither a folder nor on the hub", expected=EXPECTED) from error
     except RevisionNotFoundError as error:
         raise CheckpointError("revision", got=revision, expected=f"a branch, tag or commit of {name}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -88,7 +66,7 @@ def _from_hub(name: str, revision: str | None, report: Progress | None) -> Path:
         raise CheckpointError(
             "model",
             got=f"{name}, which is no folder and cannot be fetched from the hub ({reason})",
-            expected=_EXPECTED,
+            expected=EXPECTED,
             remedy="Offline, give a folder, or a hub id that was fetched before.",
         ) from error
 
