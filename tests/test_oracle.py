@@ -1,4 +1,4 @@
-"""The oracle accepts right results and refuses planted faults, under every tolerance that kernels use."""
+"""The oracle accepts right results and refuses planted faults, under every tolerance."""
 
 from __future__ import annotations
 
@@ -9,89 +9,123 @@ import torch
 from torch import Tensor
 
 from eightfold.quant.mxfp8 import MXTensor, dequantize, quantize
-from tests.oracle import matches, product
-from tests.tolerances import KERNEL_TOLERANCES
+from tests.oracle import assert_matches, product
+from tests.tolerances import EXACT, FP32, LOGITS, OF_DTYPE, TOLERANCES, Tolerance
 
-M, N, K = 33, 64, 576
+M, N, K, NUM_EXPERTS = 33, 64, 576, 4
+every_tolerance = pytest.mark.parametrize("tolerance", TOLERANCES, ids=lambda tolerance: tolerance.name)
 
 
 def operands() -> tuple[Tensor, MXTensor]:
+    """Activations `[M, K]` and a weight `[N, K]`, as a kernel gets them."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(M, K, generator=generator), quantize(torch.randn(N, K, generator=generator))
 
 
-def doubled_block(weight: MXTensor) -> Tensor:
+def as_written(result: Tensor, tolerance: Tolerance) -> Tensor:
+    """An fp64 result as a kernel of this tolerance writes it."""
+    dtypes = {item.name: dtype for dtype, item in OF_DTYPE.items()}
+    return result if tolerance is EXACT else result.to(dtypes.get(tolerance.name, torch.bfloat16))
+
+
+def changed(result: Tensor, index: int | tuple[int, int], value: float) -> Tensor:
+    result = result.clone()
+    result[index] = value
+    return result
+
+
+def with_scale_doubled(weight: MXTensor, rows: slice) -> Tensor:
     scale = weight.scale.clone()
-    scale[:, 3] += 1
+    scale[rows, 3] += 1
     return dequantize(MXTensor(weight.data, scale))
 
 
-def doubled_block_of_one_row(weight: MXTensor) -> Tensor:
-    scale = weight.scale.clone()
-    scale[5, 3] += 1
-    return dequantize(MXTensor(weight.data, scale))
+RESULT_FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all doubled": lambda result: result * 2,
+    "all times 1.02": lambda result: result * 1.02,
+    "a zero row": lambda result: changed(result, 7, 0.0),
+    "two columns swapped": lambda result: result[:, [0, 1, 2, 4, 3, *range(5, N)]],
+    "a NaN": lambda result: changed(result, (1, 1), torch.nan),
+    "an infinity": lambda result: changed(result, (1, 1), torch.inf),
+    "a column missing": lambda result: result[:, :-1],
+    "a row alone, which would broadcast": lambda result: result[:1],
+}
+WEIGHT_FAULTS: dict[str, Callable[[MXTensor], Tensor]] = {
+    "a K block's scale doubled": lambda weight: with_scale_doubled(weight, slice(None)),
+    "one block's scale doubled": lambda weight: with_scale_doubled(weight, slice(5, 6)),
+    "the last 32 of K dropped": lambda weight: torch.cat((dequantize(weight)[:, :-32], torch.zeros(N, 32)), dim=1),
+}
 
 
-def zero_row(result: Tensor) -> Tensor:
-    result = result.clone()
-    result[7] = 0
-    return result
-
-
-def swapped_columns(result: Tensor) -> Tensor:
-    result = result.clone()
-    result[:, [3, 4]] = result[:, [4, 3]]
-    return result
-
-
-def with_nan(result: Tensor) -> Tensor:
-    result = result.clone()
-    result[1, 1] = torch.nan
-    return result
-
-
-RESULT_FAULTS: list[Callable[[Tensor], Tensor]] = [
-    lambda result: result * 2,
-    lambda result: result * 1.02,
-    zero_row,
-    swapped_columns,
-    with_nan,
-    lambda result: result.roll(N // 2, dims=1),  # gate and up swapped
-    lambda result: result.roll(16, dims=1),  # an expert off by one
-    lambda result: result[:, :-1],
-]
-WEIGHT_FAULTS: list[Callable[[MXTensor], Tensor]] = [
-    doubled_block,
-    doubled_block_of_one_row,
-    lambda weight: torch.cat((dequantize(weight)[:, :-32], torch.zeros(N, 32)), dim=1),  # the last 32 of K dropped
-]
-
-
-@pytest.mark.parametrize("dtype", KERNEL_TOLERANCES)
-def test_a_right_result_is_accepted(dtype: torch.dtype) -> None:
+@every_tolerance
+def test_a_right_result_is_accepted(tolerance: Tolerance) -> None:
     x, weight = operands()
     expected, magnitude = product(x, dequantize(weight))
-    result = (x @ dequantize(weight).T).to(dtype)
-    assert matches(result, expected, magnitude)
+    assert_matches(as_written(expected, tolerance), expected, tolerance, magnitude)
+    assert_matches(as_written(expected, tolerance), expected, tolerance)
 
 
+def test_an_fp32_product_in_another_order_is_accepted() -> None:
+    x, weight = operands()
+    expected, magnitude = product(x, dequantize(weight))
+    assert_matches(x @ dequantize(weight).T, expected, FP32, magnitude)
+
+
+@every_tolerance
 @pytest.mark.parametrize("fault", RESULT_FAULTS)
-@pytest.mark.parametrize("dtype", KERNEL_TOLERANCES)
-def test_a_fault_in_the_result_is_refused(dtype: torch.dtype, fault: Callable[[Tensor], Tensor]) -> None:
-    x, weight = operands()
-    expected, magnitude = product(x, dequantize(weight))
-    assert not matches(fault(x @ dequantize(weight).T).to(dtype), expected, magnitude)
+def test_a_fault_in_the_result_is_refused(fault: str, tolerance: Tolerance) -> None:
+    expected, magnitude = product(operands()[0], dequantize(operands()[1]))
+    for terms in (None, magnitude):
+        with pytest.raises(AssertionError):
+            assert_matches(as_written(RESULT_FAULTS[fault](expected), tolerance), expected, tolerance, terms)
 
 
+@every_tolerance
 @pytest.mark.parametrize("fault", WEIGHT_FAULTS)
-@pytest.mark.parametrize("dtype", KERNEL_TOLERANCES)
-def test_a_fault_in_the_weight_is_refused(dtype: torch.dtype, fault: Callable[[MXTensor], Tensor]) -> None:
+def test_a_fault_in_the_weight_is_refused(fault: str, tolerance: Tolerance) -> None:
     x, weight = operands()
     expected, magnitude = product(x, dequantize(weight))
-    assert not matches((x @ fault(weight).T).to(dtype), expected, magnitude)
+    for terms in (None, magnitude):
+        with pytest.raises(AssertionError):
+            assert_matches(as_written(product(x, WEIGHT_FAULTS[fault](weight))[0], tolerance), expected, tolerance, terms)
 
 
-def test_every_tolerance_has_a_reason_and_is_smaller_than_the_output() -> None:
-    for tolerance in KERNEL_TOLERANCES.values():
-        assert tolerance.why
-        assert tolerance.accumulation + tolerance.rounding < 0.01
+def gated(*, swapped: bool = False, shift: int = 0) -> Tensor:
+    """silu(gate) * up of each token's expert `[M, N]`: right, or with gate and up swapped, or with the experts shifted."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(M, K, generator=generator)
+    stored = torch.stack([dequantize(quantize(torch.randn(2 * N, K, generator=generator))) for _ in range(NUM_EXPERTS)])
+    expert = torch.randint(NUM_EXPERTS, (M,), generator=generator)
+    both = torch.einsum("mk,mnk->mn", x.double(), stored.double()[(expert + shift) % NUM_EXPERTS])  # [M, 2 * N]
+    gate, up = both.roll(N, dims=1).chunk(2, dim=1) if swapped else both.chunk(2, dim=1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@every_tolerance
+def test_gate_and_up_swapped_or_an_expert_off_by_one_is_refused(tolerance: Tolerance) -> None:
+    assert_matches(as_written(gated(), tolerance), gated(), tolerance)
+    for wrong in (gated(swapped=True), gated(shift=1)):
+        with pytest.raises(AssertionError):
+            assert_matches(as_written(wrong, tolerance), gated(), tolerance)
+
+
+def test_the_message_says_where_and_how_much() -> None:
+    expected = torch.ones(20, 20)
+    with pytest.raises(AssertionError, match=r"fp32 result: got 1.5 at \(2, 3\), expected 1"):
+        assert_matches(changed(expected, (2, 3), 1.5), expected, FP32)
+    with pytest.raises(AssertionError, match="the oracle is not finite"):
+        assert_matches(expected, expected * torch.nan, FP32)
+
+
+def test_small_faults_everywhere_are_found_by_the_norm() -> None:
+    expected = changed(torch.full((20, 20), 1e-3), (0, 0), 1.0)
+    with pytest.raises(AssertionError, match="norm"):
+        assert_matches(expected + 5e-7, expected, FP32)
+
+
+def test_every_tolerance_has_a_reason_and_is_below_the_smallest_planted_factor() -> None:
+    assert len({tolerance.name for tolerance in TOLERANCES}) == len(TOLERANCES)
+    for tolerance in TOLERANCES:
+        assert len(tolerance.why) > 20
+        assert max(tolerance.relative_norm, tolerance.accumulation + tolerance.rounding) < 0.02 / 4
+    assert LOGITS < 1e-3

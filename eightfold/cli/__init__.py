@@ -1,0 +1,66 @@
+"""The command line. Heavy imports wait until a command needs them, so that `--help` is fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from eightfold._version import __version__
+from eightfold.cli import chat, demo, doctor, generate, inspect
+from eightfold.cli.output import complain, write
+from eightfold.cli.sglang import REFUSED_FLAGS
+from eightfold.errors import InputError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+"""Exit codes: what is usual for usage errors, and what a shell says of SIGINT. A broken pipe ends quietly with 1."""
+
+app = typer.Typer(
+    name="eightfold",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate.generate, chat.chat, inspect.inspect, doctor.doctor, demo.demo):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """LLM inference in MXFP8, quantized as the checkpoint loads."""
+    if version:
+        write(f"eightfold {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        write(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        arguments: the words after the program's name; None takes this process's.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        code = app(args=arguments, prog_name="eightfold", standalone_mode=False)
+    except InputError as error:
+        return _refuse(str(error))
+    except typer.TyperException as error:
+        option = str(getattr(error, "option_name", ""))
+        return _refuse(f"{option}: {REFUSED_FLAGS[option]}" if option in REFUSED_FLAGS else error.format_message())
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    complain(f"eightfold: {message}")
+    return BAD_INPUT

@@ -1,0 +1,129 @@
+"""`eightfold inspect`: what quantizing would do to each tensor of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eightfold.cli.flags import Given, takes_flags
+from eightfold.cli.output import line, megabytes, progress_bars, write
+from eightfold.hub.names import identify
+
+if TYPE_CHECKING:
+    from eightfold.inspection import BackendUse, TensorInspection
+
+_FLAGS = (
+    "revision",
+    "quantization",
+    "quantization_ignored_layers",
+    "quantize_lm_head",
+    "scale_rule",
+    "dtype",
+    "device",
+    "load_format",
+    "fp8_gemm_backend",
+    "attention_backend",
+)
+_HEADER = ("tensor", "shape", "before", "after", "SQNR dB", "fold error", "backend", "kept because")
+_WIDTHS = (0, 14, 12, 12, 7, 10, 10, 0)
+
+
+@takes_flags(engine=_FLAGS, sampling=False, defaults={"quantization": "mxfp8"})
+def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Show what becomes of each tensor: decision, bytes, noise, backend. Totals last; nothing is loaded whole."""
+    identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
+    from eightfold.inspection import Inspection
+
+    with progress_bars() as report:
+        inspection = Inspection(given.config, report=report)
+    widths = (max(len(name) for name in ("tensor", *inspection.names)), *_WIDTHS[1:])
+    right = range(2, 6)
+    if not as_json:
+        write(line(_HEADER, widths, right=right))
+    tensors: list[TensorInspection] = []
+    for tensor in inspection.tensors():
+        tensors.append(tensor)
+        if not as_json:
+            write(line(_row(tensor), widths, right=right))
+    totals = _totals(tensors)
+    if as_json:
+        record = {
+            "model": given.config.model,
+            "tensors": [_record(tensor) for tensor in tensors],
+            "skipped": dict(inspection.skipped),
+            "backends": [backend_record(use) for use in inspection.backends()],
+            "totals": totals,
+        }
+        write(json.dumps(record))
+        return
+    for name, reason in inspection.skipped.items():
+        write(f"{name}: not needed, {reason}")
+    write(
+        f"\n{totals['quantized']} tensors quantized, {totals['kept']} kept; "
+        f"{megabytes(totals['bytes_before'])} become {megabytes(totals['bytes_after'])}"
+    )
+    if totals["sqnr_db_mean"] is not None:
+        write(
+            f"SQNR {totals['sqnr_db_mean']:.2f} dB on average, {totals['sqnr_db_min']:.2f} at worst; "
+            f"fold error at most {totals['fold_error_max']:.1e}"
+        )
+    for use in inspection.backends():
+        write(describe(use))
+
+
+def describe(use: BackendUse) -> str:
+    """A backend, what it does, and why the better ones declined, for people."""
+    declined = "".join(f"\n  {item.backend} declined: {item.reason}" for item in use.declined) or ", the first choice"
+    return f"{use.operation}: {use.backend}, {use.count} {'layer' if use.count == 1 else 'layers'}{declined}"
+
+
+def backend_record(use: BackendUse) -> dict[str, Any]:
+    """The same for JSON."""
+    declined = [{"backend": item.backend, "reason": item.reason} for item in use.declined]
+    return {"operation": use.operation, "backend": use.backend, "layers": use.count, "declined": declined}
+
+
+def _row(tensor: TensorInspection) -> Sequence[str]:
+    return (
+        tensor.name,
+        " x ".join(map(str, tensor.shape)),
+        f"{tensor.bytes_before:,}",
+        f"{tensor.bytes_after:,}",
+        "" if tensor.sqnr_db is None else "exact" if math.isinf(tensor.sqnr_db) else f"{tensor.sqnr_db:.2f}",
+        "" if tensor.fold_error is None else f"{tensor.fold_error:.1e}" if tensor.fold_error else "exact",
+        tensor.backend or "",
+        tensor.decision.reason,
+    )
+
+
+def _record(tensor: TensorInspection) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "shape": tensor.shape,
+        "quantized": tensor.decision.quantized,
+        "reason": tensor.decision.reason,
+        "bytes_before": tensor.bytes_before,
+        "bytes_after": tensor.bytes_after,
+        "sqnr_db": tensor.sqnr_db if tensor.sqnr_db is None or math.isfinite(tensor.sqnr_db) else None,
+        "fold_error": tensor.fold_error,
+        "backend": tensor.backend,
+        "declined": [{"backend": item.backend, "reason": item.reason} for item in tensor.declined],
+    }
+
+
+def _totals(tensors: Sequence[TensorInspection]) -> dict[str, Any]:
+    quantized = [tensor for tensor in tensors if tensor.decision.quantized]
+    noise = [tensor.sqnr_db for tensor in quantized if tensor.sqnr_db is not None and math.isfinite(tensor.sqnr_db)]
+    return {
+        "quantized": len(quantized),
+        "kept": len(tensors) - len(quantized),
+        "bytes_before": sum(tensor.bytes_before for tensor in tensors),
+        "bytes_after": sum(tensor.bytes_after for tensor in tensors),
+        "sqnr_db_mean": sum(noise) / len(noise) if noise else None,
+        "sqnr_db_min": min(noise, default=None),
+        "fold_error_max": max((tensor.fold_error or 0.0 for tensor in quantized), default=None),
+    }

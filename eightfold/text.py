@@ -1,0 +1,309 @@
+"""Between text and token ids: prompts and chats on the way in, pieces of an answer on the way out.
+
+An answer is decoded token by token. Two things hold a piece of it back: a character whose bytes have not all come, and text
+that may turn out to begin a stop text. Put together, the pieces are the text of the whole answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from eightfold.errors import CheckpointError, InputError
+from eightfold.types import FinishReason, Request, TokenEvent, TokenLogprobs
+
+REPLACEMENT = "\ufffd"
+"""What a decoder puts for bytes that are no character, or not yet one."""
+
+# Any of these is the beginning of a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+# Prompt tokens that an answer is decoded behind: a character has at most four bytes.
+_CONTEXT_TOKENS = 4
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and its chat template.
+
+    Args:
+        tokenizer: as transformers loads it.
+        source: where it came from, for errors.
+
+    Attributes:
+        special_ids: ids of the special tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, source: str) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+        self._backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
+        # A prompt that is too long is refused with its length, never cut.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """The tokenizer of a checkpoint folder.
+
+        Raises:
+            CheckpointError: there is none, or it cannot be read.
+        """
+        remedy = "Copy tokenizer.json and tokenizer_config.json from where the model came from into the folder."
+        if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            raise CheckpointError(str(path), got="a folder without a tokenizer", expected="tokenizer.json in it", remedy=remedy)
+        try:
+            loaded = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the readers of the various formats raise whatever they like, bare Exception included
+            raise CheckpointError(
+                f"tokenizer of {path}", got=str(error).strip() or repr(error), expected="one that can be read", remedy=remedy
+            ) from error
+        if not isinstance(loaded, PreTrainedTokenizerFast):
+            raise CheckpointError(
+                f"tokenizer of {path}", got=type(loaded).__name__, expected="one with a tokenizer.json", remedy=remedy
+            )
+        return cls(loaded, str(path))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can work."""
+        return self._tokenizer.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the model wants around it, and never with two BOS."""
+        bos = self._tokenizer.bos_token
+        begun = bos is not None and text.startswith(str(bos))
+        return list(self._backend.encode(text, add_special_tokens=not begun).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the model's answer. The template writes all special tokens itself.
+
+        Raises:
+            InputError: as `render_chat`.
+        """
+        return list(self._backend.encode(self.render_chat(messages), add_special_tokens=False).ids)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation as the text that the model was trained on, up to where its answer begins.
+
+        Args:
+            messages: each with a "role" and a "content".
+
+        Raises:
+            InputError: the tokenizer has no chat template, or the messages do not fit it.
+        """
+        if not self.has_chat_template:
+            raise InputError(
+                "chat messages",
+                got=f"a tokenizer without a chat template, {self._source}",
+                expected="chat_template.jinja in the folder",
+                remedy="A prompt of plain text works.",
+            )
+        if not messages:
+            raise InputError("chat messages", got="an empty list", expected="at least one message")
+        for index, message in enumerate(messages):
+            if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):
+                raise InputError(
+                    f"chat message {index}", got=repr(message), expected='a mapping with "role", a text, and "content"'
+                )
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is code of the checkpoint: whatever it raises is about the messages
+            raise InputError("chat messages", got=str(error), expected="what the model's chat template takes") from error
+        return str(rendered)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids, exactly as the tokenizer has it: no spaces are cleaned up."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class TokenText:
+    """Decodes token by token; the pieces make the whole text, and none ends inside a character.
+
+    The last tokens before the new ones are decoded again with them, since a decoder may treat the beginning of a text on its
+    own (a leading space). `DecodeStream` of the tokenizers library works alike, but raises where a decoder changes its mind:
+    byte fallback reads a run of bytes as a whole, so that one bad byte turns the good characters before it into bad ones. Here
+    what was said stays said.
+
+    Args:
+        tokenizer: decodes.
+        context: tokens before the first one, whose text is not repeated.
+        skip_special_tokens: special tokens give no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._ids = [token for token in context if token not in self._hidden][-_CONTEXT_TOKENS:]
+        self._num_context = len(self._ids)
+        self._said = self._decode(self._ids)
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes."""
+        if token_id in self._hidden:
+            return ""
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        whole = text.rstrip(REPLACEMENT)
+        if whole == text:
+            return self._say_all(text)
+        if not whole.startswith(self._said):
+            return ""
+        piece = whole[len(self._said) :]
+        self._said = whole
+        return piece
+
+    def finish(self) -> str:
+        """What is left at the end: bytes that never became a character, as replacement characters."""
+        return self._say_all(self._decode(self._ids)) if len(self._ids) > self._num_context else ""
+
+    def _say_all(self, text: str) -> str:
+        """The rest of `text`, the decoded window, which nothing later can change; the window moves on."""
+        if text.startswith(self._said):
+            piece = text[len(self._said) :]
+        elif text.startswith(self._said.rstrip(REPLACEMENT)):  # the context ended inside a character, which is whole now
+            piece = text[len(self._said.rstrip(REPLACEMENT)) :]
+        else:
+            piece = self._decode(self._ids[self._num_context :])
+        if piece:
+            self._ids = self._ids[self._num_context :]
+            self._num_context = len(self._ids)
+            self._said = self._decode(self._ids)
+        return piece
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class StopMatcher:
+    """Finds the first stop text in a text that comes in pieces, wherever the pieces are cut.
+
+    The stop text that is complete first wins; of two that are complete at the same character, the longer one.
+
+    Args:
+        stops: the stop texts.
+        keep: whether the stop text stays in the text.
+
+    Attributes:
+        found: the stop text that was met; None while there is none.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        self.found: str | None = None
+        self._stops = stops
+        self._keep = keep
+        self._tail = ""  # may be the beginning of a stop text
+
+    def push(self, piece: str, *, active: bool = True) -> str:
+        """What can be shown now that `piece` has come; nothing more once a stop text was found.
+
+        Args:
+            piece: the next text.
+            active: whether a stop text that ends in this piece counts.
+        """
+        if self.found is not None:
+            return ""
+        text, shown = self._tail + piece, len(self._tail) if self._keep else 0
+        matches = [match for stop in self._stops if (match := self._find(stop, text))] if active else []
+        if matches:
+            end, start, self.found = min(matches)
+            self._tail = ""
+            return text[shown : end if self._keep else start]
+        held = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        self._tail = text[len(text) - held :]
+        return text[shown:] if self._keep else text[: len(text) - held]
+
+    def finish(self) -> str:
+        """What was held back, at the end of the text."""
+        tail, self._tail = self._tail, ""
+        return "" if self._keep else tail
+
+    def _find(self, stop: str, text: str) -> tuple[int, int, str] | None:
+        """End, start and text of the first `stop` that does not end within the tail, which was searched before."""
+        start = text.find(stop, max(0, len(self._tail) - len(stop) + 1))
+        return None if start < 0 else (start + len(stop), start, stop)
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that `stop` goes on from."""
+        return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """News about one answer, in text. The last one of an answer has a `finish_reason`.
+
+    Attributes:
+        request_id: the engine's request behind the answer.
+        index: which of a prompt's `n` answers.
+        text: the text that became certain; may be empty.
+        token_ids: the new tokens, the one that ended the answer included.
+        logprobs: one for each new token, where asked for; else empty.
+        prompt_logprobs: with the first token, where asked for: one for each prompt token but the first.
+        num_cached_tokens: prompt tokens that the prefix cache supplied.
+        finish_reason: why the answer ended; None while it goes on.
+        stop_reason: the stop text, or the id of the token, that ended it; None where neither did.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+class Detokenizer:
+    """Turns the token events of one request into text events, up to the first stop text.
+
+    When an event comes out with a `finish_reason` that the token event did not have, a stop text was found; the engine still
+    works on the request then, and has to abort it.
+
+    Args:
+        tokenizer: decodes.
+        request: what the engine was asked.
+        index: which of its prompt's answers it is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: Request, index: int = 0) -> None:
+        params = request.params
+        self._request = request
+        self._index = index
+        self._num_tokens = 0
+        self._text = TokenText(tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopMatcher(params.stop, keep=params.include_stop_str_in_output)
+
+    def take(self, event: TokenEvent) -> TextEvent:
+        """The text event of a token event."""
+        params = self._request.params
+        piece = ""
+        if event.token_id is not None:
+            self._num_tokens += 1
+            if event.stop_token_id is None or params.include_stop_str_in_output:
+                piece = self._text.push(event.token_id)
+        is_last = event.finish_reason is not None
+        piece += self._text.finish() if is_last else ""
+        text = self._stops.push(piece, active=self._num_tokens > params.min_tokens)
+        text += self._stops.finish() if is_last else ""
+        found = self._stops.found
+        return TextEvent(
+            request_id=event.request_id,
+            index=self._index,
+            text=text,
+            token_ids=() if event.token_id is None else (event.token_id,),
+            logprobs=() if event.logprobs is None else (event.logprobs,),
+            prompt_logprobs=event.prompt_logprobs,
+            num_cached_tokens=event.num_cached_tokens,
+            finish_reason=event.finish_reason if found is None else "stop",
+            stop_reason=event.stop_token_id if found is None else found,
+        )

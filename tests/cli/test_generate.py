@@ -1,0 +1,56 @@
+"""`eightfold generate` over a tiny checkpoint."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from eightfold.cli import BAD_INPUT, main
+from eightfold.llm import LLM
+from eightfold.types import SamplingParams
+from tests.tiny_tokenizer import save_text_checkpoint
+
+SMALL = ("--max-total-tokens", "1024", "--temperature", "0", "--max-tokens", "4")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_text_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def test_generate_streams_one_prompt(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(checkpoint), "hello", *SMALL]) == 0
+    (expected,) = LLM(checkpoint).generate("hello", SamplingParams(temperature=0.0, max_tokens=4))
+    assert capsys.readouterr() == (expected.text + "\n", "")
+
+
+def test_generate_reads_files_and_stdin(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("hello\n\nworld\n")
+    assert main(["generate", str(checkpoint), "--input", str(file), "--json", *SMALL]) == 0
+    from_file = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nworld\n"))
+    assert main(["generate", str(checkpoint), "--input", "-", "--json", *SMALL]) == 0
+    from_stdin = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["prompt"] for record in from_file] == ["hello", "world"]
+    assert [record["completions"] for record in from_file] == [record["completions"] for record in from_stdin]
+    assert all(len(record["completions"][0]["token_ids"]) <= 4 for record in from_file)
+
+
+def test_generate_labels_several_answers(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(checkpoint), "hello", "world", "--n", "2", *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert all(label in out for label in ("[1.1] hello", "[1.2] hello", "[2.1] world", "[2.2] world"))
+
+
+def test_a_file_that_is_no_text_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bytes"
+    file.write_bytes(b"\xff\xfe")
+    assert main(["generate", str(checkpoint), "--input", str(file)]) == BAD_INPUT
+    assert "UTF-8" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""An inspection says what loading then does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eightfold.config import EngineConfig
+from eightfold.errors import CheckpointError, InputError
+from eightfold.inspection import Inspection, bound_backends
+from eightfold.kernels.hardware import detect
+from eightfold.kernels.selection import Kernels
+from eightfold.models.checkpoint import Checkpoint
+from eightfold.models.loader import load, plan, read_model
+from eightfold.quant.mxfp8 import fold, quantize, sqnr_db
+from eightfold.quant.policy import Policy
+from tests.models.checkpoints import case, save_checkpoint
+
+
+def inspect(folder: Path, **values: Any) -> Inspection:
+    return Inspection(EngineConfig(model=str(folder), **({"quantization": "mxfp8"} | values)))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "llama-tied", "llama-odd-48", "qwen2"])
+@pytest.mark.parametrize("head", [False, True])
+def test_it_agrees_with_what_loading_does(name: str, head: bool, tmp_path: Path) -> None:
+    folder = save_checkpoint(case(name), tmp_path)
+    inspection = inspect(folder, quantize_lm_head=head)
+    kernels = Kernels(detect("cpu"), torch.float32)
+    _, model = read_model(folder)
+    checkpoint = Checkpoint(folder)
+    report = load(model, checkpoint, plan(model, checkpoint, Policy("mxfp8", (), head), kernels), kernels)
+    seen = list(inspection.tensors())
+    assert tuple(tensor.name for tensor in seen) == inspection.names
+    assert [(tensor.name, tensor.decision, tensor.bytes_before, tensor.bytes_after) for tensor in seen] == [
+        (tensor.name, tensor.decision, tensor.bytes_before, tensor.bytes_after) for tensor in report.tensors
+    ]
+    chosen = {(use.operation.partition(" ")[0], use.backend, use.declined) for use in inspection.backends()}
+    assert chosen == {(use.operation.partition(" ")[0], use.backend, use.declined) for use in bound_backends(model)}
+
+
+def test_it_measures_the_noise_of_each_quantized_tensor(tmp_path: Path) -> None:
+    folder = save_checkpoint(case("llama-gqa"), tmp_path)
+    tensors = {tensor.name: tensor for tensor in inspect(folder).tensors()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    weight = load_file(folder / "model.safetensors")[name]
+    assert tensors[name].sqnr_db == sqnr_db(weight, quantize(weight))
+    assert tensors[name].fold_error == fold(quantize(weight)).relative_error
+    norm = tensors["model.norm.weight"]
+    assert (norm.sqnr_db, norm.fold_error, norm.backend) == (None, None, None)
+
+
+def test_a_tied_head_shows_at_the_embedding(tmp_path: Path) -> None:
+    folder = save_checkpoint(case("llama-tied"), tmp_path)
+    (embedding,) = (tensor for tensor in inspect(folder).tensors() if tensor.name == "model.embed_tokens.weight")
+    assert (embedding.decision.quantized, embedding.backend is None) == (False, False)
+
+
+def test_nan_in_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save_checkpoint(case("llama-gqa"), tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        list(inspect(folder).tensors())
+
+
+def test_what_cannot_be_loaded_cannot_be_inspected(tmp_path: Path) -> None:
+    folder = save_checkpoint(case("llama-gqa"), tmp_path)
+    with pytest.raises(InputError, match="backend warp"):
+        inspect(folder, fp8_gemm_backend="warp")
+    with pytest.raises(InputError, match="no_such"):
+        inspect(folder, quantization_ignored_layers=("no_such",))
