@@ -24,7 +24,7 @@ from eightfold.benchmarks.report import print_report
 from eightfold.hub.aliases import ALIASES
 from eightfold.hub.resolve import resolve_model
 from eightfold.llm import LLM
-from eightfold.types import SamplingParams
+from eightfold.types import Quantization, SamplingParams
 
 PROMPT = (
     "The history of the city begins with a small harbour at the mouth of the river, where ships from the north came to trade. "
@@ -43,7 +43,7 @@ class Speed:
 class Ours:
     """This engine, through `LLM`."""
 
-    def __init__(self, path: Path, quantization: str | None) -> None:
+    def __init__(self, path: Path, quantization: Quantization | None) -> None:
         self.llm = LLM(str(path), quantization=quantization, disable_prefix_cache=True, context_length=2048)
 
     def generate(self, text: str, max_tokens: int) -> tuple[int, int, str]:

@@ -71,7 +71,7 @@ def windows_of(text: str, tokenizer: Any, *, num_windows: int, length: int) -> l
         InputError: the text has fewer tokens.
     """
     needed = num_windows * length
-    enough = text[: needed * 16]  # far fewer characters make a token; a text of runs of blanks alone would be cut
+    enough = text[: needed * 8]  # a token of prose has four or five characters
     token_ids = tokenizer.encode(enough, add_special_tokens=False)
     if len(token_ids) < needed:
         raise InputError(

@@ -10,15 +10,16 @@ Which scale. Two rules turn the largest magnitude `amax` of a block into its sca
 - `ScaleRule.CEIL`: the smallest power of two that is at least `amax / 448`. No element saturates. This is the default, and
   what transformers, ModelOpt and the vendors' libraries write.
 - `ScaleRule.FLOOR`: `2^(floor(log2 amax) - 8)`, the rule in the OCP text. Blocks whose largest element lies between 448 and
-  512 scaled units saturate. It has half a bit more resolution on the others and is nevertheless the worse of the two in
-  perplexity, because the elements that it clips are the largest ones.
+  512 scaled units saturate; CEIL gives these the next larger scale, and all other blocks the same one. FLOOR is the worse of
+  the two in perplexity, because the elements that it clips are the largest ones.
 
 Both are computed on the bits of fp32 numbers, never by a logarithm: `log2` in fp32 rounds values just above a power of two
 down to it, and a scale that is too small by a factor of two clips.
 
 Corner cases. A block of zeros gets the byte 127 (a scale of one), so that its product is zero and not NaN. The CEIL rule
-never goes below byte 1 (2^-126), the smallest normal fp32 number, so blocks of fp32 subnormals become zeros; FLOOR goes
-down to byte 0 (2^-127). The byte 255 is NaN and is never written. NaN and infinity in the input are refused. A K that is no
+never goes below byte 1 (2^-126), the smallest normal fp32 number, so fp32 subnormals are rounded to multiples of 2^-135;
+FLOOR goes down to byte 0 (2^-127). The byte 255 is NaN and is never written. NaN and infinity in the input are refused. An
+fp32 or bf16 magnitude that rounds to 2^128, over 0.96 times the largest finite one, decodes to infinity in fp32. A K that is no
 multiple of 32 ends in a shorter block: the missing elements count as zeros, which changes no scale and no product.
 
 Folding. A tensor core without MX instructions cannot apply a scale every 32 elements along K, but a scale for each row

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Lower layers first. A module may import from its own layer and from those named; the longest prefix of its name decides.
-# "types" below stands for errors, types and config together.
 BASE = ("errors", "types", "config", "_version")
+BOOKS = ("cache.blocks", "cache.prefix", "cache.manager")
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "errors": (),
     "_version": (),
@@ -20,13 +20,14 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "quant": BASE,
     "kernels": (*BASE, "quant"),
     "layers": (*BASE, "quant", "kernels"),
-    "models": (*BASE, "quant", "kernels", "layers"),
+    "models": (*BASE, "kernels", "layers"),
+    "models.loader": (*BASE, "quant", "kernels", "layers", "models"),
     "hub": BASE,
     "cache": BASE,
-    "text": BASE,
-    "engine": (*BASE, "cache"),
+    "text": ("errors", "types"),
+    "engine": (*BASE, *BOOKS),
     "engine.runner": (*BASE, "quant", "kernels", "models", "cache.pools", "hub", "engine.sampler"),
-    "engine.engine": (*BASE, "cache", "engine"),
+    "engine.engine": (*BASE, *BOOKS, "engine"),
     "engine.sampler": BASE,
     "evaluate": (*BASE, "quant", "kernels", "models"),
     "inspection": (*BASE, "quant", "kernels", "layers", "models", "hub"),
@@ -42,11 +43,17 @@ FURTHER_LIBRARIES: Mapping[str, frozenset[str]] = {
     "cli": frozenset({"typer", "rich", "click"}),
     "benchmarks": frozenset({"llama_cpp", "rich"}),
 }
+# The engine knows no text, so those who do are few.
+TEXT_LIBRARIES = frozenset({"transformers", "tokenizers"})
+TEXT_ALLOWED = ("text", "hub", "evaluate", "benchmarks", "quant.hf_plugin")
 WITHOUT_TORCH = ("engine.scheduler", "cache.blocks", "cache.prefix", "cache.manager", "errors", "types", "config", "text")
 LOCAL_IMPORTS_ALLOWED = ("cli", "kernels.vendor", "quant.hf_plugin")
 # Only kernels/ asks what the hardware is; benchmarks say where they ran.
-HARDWARE_QUESTIONS = ("torch.cuda", "torch.backends", "torch.version", "platform.machine", "platform.processor")
+HARDWARE_QUESTIONS = ("torch.cuda", "torch.backends", "torch.version", "platform.machine", "platform.processor", "os.uname")
 HARDWARE_ALLOWED = ("kernels", "benchmarks")
+# Only quant/ knows the bit layout, and kernels repack it.
+LAYOUT_WORDS = frozenset({"float8_e4m3fn", "float8_e8m0fnu", "E4M3_MAX", "SCALE_BIAS", "SCALE_NAN"})
+LAYOUT_ALLOWED = ("quant", "kernels", "benchmarks")
 
 
 @dataclass(frozen=True)
@@ -78,22 +85,31 @@ def edges(package: Path) -> list[Edge]:
     found: list[Edge] = []
     for importer, file in names.items():
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        local = {id(child) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for child in ast.walk(node)}
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        local = {id(child) for node in functions for child in ast.walk(node)}
         for node in ast.walk(tree):
-            for target in _targets(node, package.name, names):
+            for target in _targets(node, _parent(importer, file, package.name), names, package.name):
                 is_ours = target == package.name or target.startswith(f"{package.name}.")
                 imported = target.removeprefix(package.name).lstrip(".") or "__init__" if is_ours else target
                 found.append(Edge(importer, imported, getattr(node, "lineno", 0), is_ours, id(node) in local))
     return found
 
 
-def _targets(node: ast.AST, package: str, names: Mapping[str, Path]) -> Iterator[str]:
+def _parent(importer: str, file: Path, package: str) -> str:
+    """The dotted folder of a module, from which its relative imports start."""
+    inner = [] if importer == "__init__" else importer.split(".")
+    return ".".join([package, *(inner if file.stem == "__init__" else inner[:-1])])
+
+
+def _targets(node: ast.AST, parent: str, names: Mapping[str, Path], package: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+    elif isinstance(node, ast.ImportFrom):
+        start = parent.split(".")[: len(parent.split(".")) + 1 - node.level] if node.level else []
+        module = ".".join([*start, *([node.module] if node.module else [])])
         for alias in node.names:
-            submodule = f"{node.module}.{alias.name}"
-            yield submodule if submodule.removeprefix(f"{package}.") in names else node.module
+            submodule = f"{module}.{alias.name}"
+            yield submodule if submodule.removeprefix(f"{package}.") in names else module
 
 
 def rule_for(module: str) -> str:
@@ -159,6 +175,8 @@ def library_faults(package: Path) -> list[str]:
     faults = []
     for edge in edges(package):
         library = edge.imported.split(".")[0]
+        if library in TEXT_LIBRARIES and not edge.is_ours and not _within(edge.importer, TEXT_ALLOWED):
+            faults.append(f"{edge}, a library for text")
         if edge.is_ours or library in sys.stdlib_module_names or library in CORE_LIBRARIES:
             continue
         allowed = [name for prefix, names in FURTHER_LIBRARIES.items() if _within(edge.importer, (prefix,)) for name in names]
@@ -177,15 +195,41 @@ def local_import_faults(package: Path) -> list[str]:
 
 
 def hardware_faults(package: Path) -> list[str]:
-    """Questions about the hardware outside kernels/."""
-    faults = []
-    for module, file in module_names(package).items():
-        if not _within(module, HARDWARE_ALLOWED):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-                if text in HARDWARE_QUESTIONS:
-                    faults.append(f"{module} line {getattr(node, 'lineno', 0)} asks {text}")
+    """Questions about the hardware outside kernels/, whether by attribute or by import."""
+    faults = [
+        f"{edge}, which asks about the hardware"
+        for edge in edges(package)
+        if _within(edge.imported, HARDWARE_QUESTIONS) and not _within(edge.importer, HARDWARE_ALLOWED)
+    ]
+    for module, line, text in _attributes(package):
+        if text in HARDWARE_QUESTIONS and not _within(module, HARDWARE_ALLOWED):
+            faults.append(f"{module} line {line} asks {text}")
     return faults
 
 
-CHECKS = (direction_faults, cycles, torch_faults, library_faults, local_import_faults, hardware_faults)
+def layout_faults(package: Path) -> list[str]:
+    """Words of the bit layout outside quant/ and kernels/."""
+    return [
+        f"{module} line {line} knows {text}"
+        for module, line, text in _attributes(package)
+        if text.split(".")[-1] in LAYOUT_WORDS and not _within(module, LAYOUT_ALLOWED)
+    ]
+
+
+def _attributes(package: Path) -> Iterator[tuple[str, int, str]]:
+    """Every name and dotted attribute that a module uses, with its line."""
+    for module, file in module_names(package).items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute | ast.Name):
+                yield module, node.lineno, ast.unparse(node)
+
+
+CHECKS = (
+    direction_faults,
+    cycles,
+    torch_faults,
+    library_faults,
+    local_import_faults,
+    hardware_faults,
+    layout_faults,
+)

@@ -16,6 +16,7 @@ from tests.project.imports import (
     cycles,
     direction_faults,
     hardware_faults,
+    layout_faults,
     library_faults,
     local_import_faults,
     rule_for,
@@ -46,6 +47,15 @@ PLANTED: list[tuple[Callable[[Path], list[str]], dict[str, str], str]] = [
     (direction_faults, {"hub/a.py": "from eightfold.models import arch"}, "hub.a line 1"),
     (direction_faults, {"llm.py": "import eightfold.cli"}, "llm line 1"),
     (direction_faults, {"text.py": "from eightfold.engine.engine import Engine"}, "text line 1"),
+    (direction_faults, {"engine/engine.py": "from eightfold.cache.pools import KVPool"}, "engine.engine line 1"),
+    (direction_faults, {"engine/sampler.py": "from eightfold.kernels.b import c"}, "engine.sampler line 1"),
+    (direction_faults, {"models/a.py": "from eightfold.quant.policy import Policy"}, "models.a line 1"),
+    (direction_faults, {"models/a.py": "from eightfold.cache.pools import KVPool"}, "models.a line 1"),
+    (direction_faults, {"layers/a.py": "from ..models import b"}, "layers.a line 1 imports models.b"),
+    (direction_faults, {"engine/engine.py": "async def f():\n    from eightfold.llm import LLM"}, "engine.engine line 2"),
+    (direction_faults, {"memory.py": "import eightfold.errors"}, "memory line 1"),
+    (direction_faults, {"text.py": "import eightfold.config"}, "text line 1"),
+    (direction_faults, {"errors.py": "import eightfold.types"}, "errors line 1"),
     (cycles, {"cache/a.py": "import eightfold.cache.b", "cache/b.py": "import eightfold.cache.a"}, "cache.a imports itself"),
     (
         torch_faults,
@@ -55,8 +65,11 @@ PLANTED: list[tuple[Callable[[Path], list[str]], dict[str, str], str]] = [
     (torch_faults, {"engine/scheduler.py": "import torch"}, "engine.scheduler imports torch"),
     (library_faults, {"engine/engine.py": "import fastapi"}, "engine.engine line 1 imports fastapi"),
     (library_faults, {"llm.py": "from rich.table import Table"}, "llm line 1 imports rich.table"),
+    (library_faults, {"engine/engine.py": "from tokenizers import Tokenizer"}, "engine.engine line 1 imports tokenizers"),
     (local_import_faults, {"models/a.py": "def f():\n    import json"}, "models.a line 2 imports json inside a function"),
     (hardware_faults, {"layers/a.py": "import torch\nx = torch.cuda.is_available()"}, "layers.a line 2 asks torch.cuda"),
+    (hardware_faults, {"llm.py": "from torch.cuda import is_available"}, "llm line 1 imports torch.cuda"),
+    (layout_faults, {"layers/a.py": "import torch\nx = torch.float8_e4m3fn"}, "layers.a line 2 knows torch.float8_e4m3fn"),
 ]
 
 
@@ -65,13 +78,18 @@ def test_a_planted_breach_is_named(
     tmp_path: Path, check: Callable[[Path], list[str]], files: dict[str, str], message: str
 ) -> None:
     package = tmp_path / "eightfold"
-    for name in ("models/b", "models/arch", "models/registry", "kernels/b", "engine/engine", "cli", *(n[:-3] for n in files)):
+    others = ("models/b", "models/arch", "models/registry", "kernels/b", "engine/engine", "cli", "cache/pools", "config", "llm")
+    for name in (*others, "errors", "types", "quant/policy", *(n[:-3] for n in files)):
         file = package / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(files.get(f"{name}.py", ""))
     faults = check(package)
     expected = message.replace("eightfold.", "", 1) if "imports eightfold." in message else message
     assert any(expected in fault for fault in faults), faults
+
+
+def test_every_check_has_a_planted_breach() -> None:
+    assert {check for check, _, _ in PLANTED} == set(CHECKS)
 
 
 def test_a_module_without_a_layer_is_an_error() -> None:

@@ -23,6 +23,7 @@ MOST_LINES = 450
 # Longer files, each with its reason.
 LONG_FILES: dict[str, str] = {}
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+CHANGING = ("add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 MUTABLE_CALLS = ("dict", "list", "set", "defaultdict", "OrderedDict", "deque", "Counter")
 
 Check = Callable[[Path], list[str]]
@@ -65,7 +66,10 @@ def changed_constants(package: Path) -> list[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
             for target in targets:
                 if isinstance(target, ast.Subscript) and ast.unparse(target.value) in constants:
-                    faults.append(f"{name} line {node.lineno}: {ast.unparse(target.value)} is written to")
+                    faults.append(f"{name} line {target.lineno}: {ast.unparse(target.value)} is written to")
+            method = node.func if isinstance(node, ast.Call) else None
+            if isinstance(method, ast.Attribute) and method.attr in CHANGING and ast.unparse(method.value) in constants:
+                faults.append(f"{name} line {method.lineno}: {ast.unparse(method.value)} is written to")
     return faults
 
 
@@ -116,6 +120,19 @@ def undocumented(package: Path) -> list[str]:
     return faults
 
 
+def unannotated(package: Path) -> list[str]:
+    """Public functions with a parameter or a result without a type."""
+    faults = []
+    for name, tree in sources(package):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                bare = [item.arg for item in given if item.annotation is None and item.arg not in ("self", "cls")]
+                bare += ["result"] if node.returns is None else []
+                faults += [f"{name} line {node.lineno}: {node.name} has no type for {item}" for item in bare]
+    return faults
+
+
 def _is_inner(node: ast.AST, tree: ast.Module) -> bool:
     """Whether a function stands inside another, or is the protocol stub of a private class."""
     return any(
@@ -151,6 +168,7 @@ CHECKS: tuple[Check, ...] = (
     frozen_writes,
     asserts,
     undocumented,
+    unannotated,
     long_files,
     similar_models,
 )
@@ -168,12 +186,15 @@ def test_the_package_has_the_habit(check: Check) -> None:
         (mutable_state, {"models/a.py": "def f():\n    global x\n    x = 1"}, "models/a.py line 2: global"),
         (mutable_state, {"layers/a.py": "from collections import deque\nqueue = deque()"}, "layers/a.py line 2: queue"),
         (changed_constants, {"layers/a.py": "TABLE = {}\ndef f():\n    TABLE[1] = 2"}, "layers/a.py line 3: TABLE is written"),
+        (changed_constants, {"models/a.py": "SEEN = set()\ndef f():\n    SEEN.add(2)"}, "models/a.py line 3: SEEN is written"),
         (environment_reads, {"llm.py": "import os\nx = os.environ['A']"}, "llm.py line 2: os.environ"),
         (frozen_writes, {"engine/a.py": "object.__setattr__(x, 'a', 1)"}, "engine/a.py line 1"),
         (asserts, {"hub/a.py": "assert x"}, "hub/a.py line 1: assert"),
         (undocumented, {"kernels/a.py": '"""Text."""\nclass A:\n    def f(self): ...'}, "kernels/a.py: A"),
         (undocumented, {"kernels/a.py": '"""Text."""\nclass A:\n    """Text."""\n    def f(self): ...'}, "kernels/a.py: f"),
         (undocumented, {"quant/a.py": "x = 1"}, "quant/a.py: module"),
+        (unannotated, {"hub/a.py": "def f(self, x) -> None: ..."}, "hub/a.py line 1: f has no type for x"),
+        (unannotated, {"hub/a.py": "async def f(x: int): ..."}, "hub/a.py line 1: f has no type for result"),
         (long_files, {"models/a.py": "x = 1\n" * 451}, "models/a.py: 451 lines"),
         (
             similar_models,
