@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from eightfold.hub.resolve import resolve_model
+from eightfold.kernels.storage import Arena
 
 # The tests marked `gpu` run where pytest alone is installed beside what the package needs.
 if importlib.util.find_spec("hypothesis") is not None:
@@ -52,6 +53,7 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", _poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", _poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", _poisoned(torch.Tensor.new_empty))
+    monkeypatch.setattr(Arena, "empty", _poisoned(Arena.empty))
 
 
 @pytest.fixture(scope="session")

@@ -246,7 +246,7 @@ def quantize_mxfp8(w: Tensor, rule: ScaleRule = ScaleRule.CEIL, *, native: bool,
         ValueError: as `quant.mxfp8.quantize`.
     """
     if out is None:
-        out = mxfp8.empty(tuple(w.shape), w.device)
+        out = mxfp8.empty(tuple(w.shape), lambda shape, dtype: torch.empty(shape, dtype=dtype, device=w.device))
     whole = w.is_contiguous() and out.data.is_contiguous() and out.scale.is_contiguous()
     if w.dtype not in (torch.float32, torch.bfloat16, torch.float16) or out.shape != w.shape or not whole or not w.numel():
         return mxfp8.quantize(w, rule, out=out)

@@ -79,10 +79,8 @@ class Attention(Module):
         self, hidden_states: Tensor, positions: Tensor, cos_sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
     ) -> Tensor:
         """`[T, hidden]` from hidden states `[T, hidden]`; writes this batch's keys and values into the cache."""
-        query, key, value = self.qkv_proj(hidden_states).split([self.q_size, self.kv_size, self.kv_size], dim=-1)
-        query = query.unflatten(-1, (self.num_heads, self.head_dim))
-        key = key.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        value = value.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        heads = self.qkv_proj(hidden_states).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        query, key, value = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.uses_rope:

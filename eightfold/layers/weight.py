@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eightfold.kernels.storage import Arena
 from eightfold.quant import mxfp8
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule
 from eightfold.quant.policy import Decision, Role
@@ -57,7 +58,7 @@ class Weight:
         return (part.rows.stop - part.rows.start, *self.shape[1:])
 
     def load(
-        self, part: Part, tensor: Tensor, *, decision: Decision, rule: ScaleRule, dtype: torch.dtype, device: torch.device
+        self, part: Part, tensor: Tensor, *, decision: Decision, rule: ScaleRule, dtype: torch.dtype, arena: Arena
     ) -> None:
         """Take one part in: quantize it from its own values, or copy it as `dtype`.
 
@@ -68,11 +69,9 @@ class Weight:
         """
         if self._value is None:
             self.decision = decision
-            self._value = (
-                mxfp8.empty(self.shape, device) if decision.quantized else torch.empty(self.shape, dtype=dtype, device=device)
-            )
+            self._value = mxfp8.empty(self.shape, arena.empty) if decision.quantized else arena.empty(self.shape, dtype)
         if isinstance(self._value, MXTensor):
-            mxfp8.quantize(tensor.to(device), rule, out=self._value[part.rows])
+            mxfp8.quantize(tensor.to(arena.device), rule, out=self._value[part.rows])
         else:
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError("NaN or infinity")

@@ -20,6 +20,7 @@ import torch
 
 from eightfold.errors import CheckpointError
 from eightfold.kernels.selection import Kernels
+from eightfold.kernels.storage import Arena
 from eightfold.layers.attention import Attention
 from eightfold.layers.embedding import OutputHead
 from eightfold.layers.linear import Linear
@@ -177,6 +178,7 @@ def read(
     report: Progress | None = None,
 ) -> tuple[TensorReport, ...]:
     """Fill the weights that the plan was made for; `load()` without binding. Raises as `load()` does."""
+    arena = Arena(kernels.hardware.device)
     tensors: list[TensorReport] = []
     done, total = 0, checkpoint.nbytes
     for info, tensor in checkpoint.read():
@@ -189,9 +191,7 @@ def read(
             )
         for place in load_plan.destinations.get(info.name, ()):
             try:
-                place.weight.load(
-                    place.part, tensor, decision=place.decision, rule=rule, dtype=place.dtype, device=kernels.hardware.device
-                )
+                place.weight.load(place.part, tensor, decision=place.decision, rule=rule, dtype=place.dtype, arena=arena)
             except ValueError as error:
                 raise CheckpointError(f"tensor {info.name}", got=str(error), expected="finite values") from error
             before = info.nbytes if place is load_plan.destinations[info.name][0] else 0

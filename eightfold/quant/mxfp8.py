@@ -35,6 +35,7 @@ of an element. Blocks of zeros have no say in t[n]: their scale byte carries no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -122,11 +123,15 @@ def num_blocks(k: int) -> int:
     return -(-k // BLOCK_SIZE)
 
 
-def empty(shape: tuple[int, ...], device: torch.device | str = "cpu") -> MXTensor:
-    """An MXTensor of this shape whose contents are undefined, for `quantize(..., out=...)` to fill."""
-    data = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
-    scale = torch.empty((*shape[:-1], num_blocks(shape[-1])), dtype=torch.uint8, device=device)
-    return MXTensor(data, scale)
+def empty(shape: tuple[int, ...], allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None) -> MXTensor:
+    """An MXTensor of this shape whose contents are undefined, for `quantize(..., out=...)` to fill.
+
+    Args:
+        shape: of the elements, `[..., K]`.
+        allocate: shape and dtype to a tensor; None takes ordinary memory of the CPU.
+    """
+    allocate = allocate or (lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    return MXTensor(allocate(shape, torch.float8_e4m3fn), allocate((*shape[:-1], num_blocks(shape[-1])), torch.uint8))
 
 
 def quantize(w: Tensor, rule: ScaleRule = ScaleRule.CEIL, *, out: MXTensor | None = None) -> MXTensor:
@@ -145,7 +150,7 @@ def quantize(w: Tensor, rule: ScaleRule = ScaleRule.CEIL, *, out: MXTensor | Non
     if w.ndim == 0:
         raise ValueError("quantize takes a tensor of at least one dimension, got a scalar")
     if out is None:
-        out = empty(tuple(w.shape), w.device)
+        out = empty(tuple(w.shape), lambda shape, dtype: torch.empty(shape, dtype=dtype, device=w.device))
     if out.shape != w.shape:
         raise ValueError(f"quantize was given {tuple(w.shape)} to write into {tuple(out.shape)}")
     k = w.shape[-1]

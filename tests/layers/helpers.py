@@ -7,6 +7,7 @@ from torch import Tensor
 
 from eightfold.kernels.hardware import detect
 from eightfold.kernels.selection import Kernels
+from eightfold.kernels.storage import Arena
 from eightfold.layers.module import Module
 from eightfold.quant.mxfp8 import ScaleRule
 from eightfold.quant.policy import Policy
@@ -28,5 +29,7 @@ def fill(
         for part in weight.parts:
             fresh = torch.randn(weight.part_shape(part), generator=generator)
             value = values.setdefault(part.name, fresh)
-            weight.load(part, value, decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, device=torch.device("cpu"))
+            weight.load(
+                part, value, decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, arena=Arena(torch.device("cpu"))
+            )
     return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eightfold.kernels.storage import Arena
 from eightfold.layers.weight import Weight
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule, quantize
 from eightfold.quant.policy import Decision, Role
@@ -23,7 +24,7 @@ def fill(
     whole = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     for index in order:
         part = weight.parts[index]
-        weight.load(part, whole[part.rows], decision=decision, rule=ScaleRule.CEIL, dtype=dtype, device=CPU)
+        weight.load(part, whole[part.rows], decision=decision, rule=ScaleRule.CEIL, dtype=dtype, arena=Arena(CPU))
     return whole
 
 
@@ -76,7 +77,7 @@ def test_values_that_are_not_finite_are_refused(decision: Decision, bad: float) 
     tensor = torch.zeros(2, 32)
     tensor[1, 5] = bad
     with pytest.raises(ValueError, match=r"nan|inf|NaN"):
-        weight.load(weight.parts[0], tensor, decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, device=CPU)
+        weight.load(weight.parts[0], tensor, decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, arena=Arena(CPU))
 
 
 def test_a_quantized_weight_is_not_taken_for_a_dense_one() -> None:
