@@ -19,9 +19,6 @@ QUESTION = "What is the capital of France?"
 # With the system message that its template inserts by itself, the model's first token is nearly a tie even in bf16 ("The" leads
 # by 0.1 nats), and rounding the weights to 8 bits decides it the other way. Told this much, it leads by more than one nat.
 SYSTEM = "Answer in one sentence."
-# Without a system message, the template puts in SmolLM2's own. Behind that one the model hardly knows how to begin: even in
-# bf16 "The" leads its rival by 0.1 in log probability, which any rounding can turn round. Behind this one it leads by 0.6.
-SYSTEM = "Answer in one short sentence."
 
 
 def demo(
@@ -48,7 +45,6 @@ def demo(
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     started = time.perf_counter()
     arrivals: list[float] = []
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for event in llm.stream(messages, SamplingParams(temperature=0.0)):
         arrivals.extend([time.perf_counter()] * len(event.token_ids))
         write(event.text, end="")
