@@ -6,6 +6,7 @@ that the process has made its own. It is sampled by a thread, since Linux keeps 
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,7 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
 
     def __enter__(self) -> PeakMemory:
+        gc.collect()  # garbage that went away in the meantime would hide as much growth
         self._before = private_bytes()
         self._peak = self._before or 0
         if self._before is not None:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eightfold.kernels.jit import TensorDescriptor, kernel, launch_dependents, tl, wait_for_predecessor
+from eightfold.kernels.jit import TensorDescriptor, kernel, launch_dependents, launch_options, tl, wait_for_predecessor
 from eightfold.kernels.quantize import from_e4m3, power_of_two
 from eightfold.kernels.tuning import TileConfig
 from eightfold.quant.mxfp8 import BLOCK_SIZE, MXTensor
@@ -213,7 +213,7 @@ def fold_gemm(
         overlap=overlap,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **launch_options(overlap),
+        **launch_options(overlap=overlap),
     )
     return y
 
@@ -254,10 +254,6 @@ def dequant_gemm(x: Tensor, weight: MXTensor, bias: Tensor | None) -> Tensor:
         block_k=128,
         num_warps=4,
         num_stages=4,
+        **launch_options(),
     )
     return y
-
-
-def launch_options(overlap: bool) -> dict[str, bool]:
-    """Launch arguments that let a kernel start before its predecessor ends; none elsewhere, where triton may not know them."""
-    return {"launch_pdl": True} if overlap else {}

@@ -34,6 +34,15 @@ class Kernel(Protocol):
         """Inside a kernel only."""
 
 
+def launch_options(*, overlap: bool = False) -> dict[str, bool]:
+    """What every launch says beside its own sizes.
+
+    Products and sums may become one instruction: triton's default changes with its version, and the figures and tests are of
+    this one. With `overlap` a kernel starts before its predecessor ends; elsewhere triton may not know the word.
+    """
+    return {"enable_fp_fusion": True, "launch_pdl": True} if overlap else {"enable_fp_fusion": True}
+
+
 def kernel(*not_specialized: str) -> Callable[[Callable[..., Any]], Kernel]:
     """Jit a function.
 

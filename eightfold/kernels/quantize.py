@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eightfold.kernels.jit import kernel, launch_dependents, tl, wait_for_predecessor
+from eightfold.kernels.jit import kernel, launch_dependents, launch_options, tl, wait_for_predecessor
 from eightfold.quant import mxfp8
 from eightfold.quant.mxfp8 import E4M3_MAX, FoldedTensor, MXTensor, ScaleRule
 
@@ -227,7 +227,7 @@ def quantize_tokens(x: Tensor, *, native: bool, overlap: bool) -> tuple[Tensor, 
         overlap=overlap,
         native=native,
         num_warps=min(8, max(1, block // 512)),
-        **({"launch_pdl": True} if overlap else {}),
+        **launch_options(overlap=overlap),
     )
     return a, scale
 
@@ -266,6 +266,7 @@ def quantize_mxfp8(w: Tensor, rule: ScaleRule = ScaleRule.CEIL, *, native: bool,
         blocks=blocks,
         native=native,
         num_warps=4,
+        **launch_options(),
     )
     if int(not_finite):
         return mxfp8.quantize(w, rule, out=out)  # which raises, naming the element
@@ -296,6 +297,7 @@ def fold_mxfp8(mx: MXTensor, *, native: bool) -> FoldedTensor:
         blocks=blocks,
         native=native,
         num_warps=max(1, min(16, blocks // 32)),
+        **launch_options(),
     )
     changed, total, worst, not_finite = statistics.double().unbind(dim=1)  # each [N]
     weight = torch.exp2(2.0 * (row_scale.double() - mxfp8.SCALE_BIAS))
@@ -311,7 +313,7 @@ def dequantize_mxfp8(mx: MXTensor, dtype: torch.dtype) -> Tensor:
     k_size = out.numel() if mx.shape[-1] % mxfp8.BLOCK_SIZE == 0 else mx.shape[-1]
     num_blocks, blocks = mxfp8.num_blocks(k_size), 128
     dequantize_kernel[(-(-num_blocks // blocks), out.numel() // k_size)](
-        mx.data.view(torch.uint8), mx.scale, out, k_size, num_blocks, blocks=blocks, num_warps=4
+        mx.data.view(torch.uint8), mx.scale, out, k_size, num_blocks, blocks=blocks, num_warps=4, **launch_options()
     )
     return out
 

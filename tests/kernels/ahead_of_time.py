@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eightfold.kernels.jit import Kernel, triton
+from eightfold.kernels.jit import Kernel, launch_options, triton
 
 
 def ptx(kernel: Kernel, capability: int, types: dict[str, str], constants: dict[str, Any], **options: int) -> str:
@@ -23,5 +23,5 @@ def ptx(kernel: Kernel, capability: int, types: dict[str, str], constants: dict[
         attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
     )
     target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
-    text: str = triton.compile(source, target=target, options=options).asm["ptx"]
+    text: str = triton.compile(source, target=target, options={**launch_options(), **options}).asm["ptx"]
     return text
