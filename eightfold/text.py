@@ -22,8 +22,11 @@ REPLACEMENT = "\ufffd"
 
 # Any of these is the beginning of a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-# Prompt tokens that an answer is decoded behind: a character has at most four bytes.
-_CONTEXT_TOKENS = 4
+# Bytes of the longest character, and so the most tokens that one can take.
+_CHARACTER = 4
+# Where so many new tokens ended in no whole character, some of their bytes never will, and the window is cut. What is left
+# spans the three units (of up to three bytes) that are held back, and the rest of a unit that the cut may fall into.
+_MOST_PENDING, _LEFT_PENDING = 16, 12
 
 
 class Tokenizer:
@@ -75,7 +78,12 @@ class Tokenizer:
         return self._tokenizer.chat_template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the model wants around it, and never with two BOS."""
+        """Token ids of a prompt, with the special tokens that the model wants around it, and never with two BOS.
+
+        Raises:
+            InputError: the text holds half of a surrogate pair, which is no character.
+        """
+        _refuse_surrogates(text)
         bos = self._tokenizer.bos_token
         begun = bos is not None and text.startswith(str(bos))
         return list(self._backend.encode(text, add_special_tokens=not begun).ids)
@@ -84,9 +92,11 @@ class Tokenizer:
         """Token ids of a conversation, ready for the model's answer. The template writes all special tokens itself.
 
         Raises:
-            InputError: as `render_chat`.
+            InputError: as `render_chat`, and as `encode`.
         """
-        return list(self._backend.encode(self.render_chat(messages), add_special_tokens=False).ids)
+        text = self.render_chat(messages)
+        _refuse_surrogates(text)
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A conversation as the text that the model was trained on, up to where its answer begins.
@@ -123,6 +133,23 @@ class Tokenizer:
         """The text of token ids, exactly as the tokenizer has it: no spaces are cleaned up."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def knows(self, token_id: int) -> bool:
+        """Whether the id stands for anything: a model's vocabulary is often padded beyond its tokenizer's."""
+        return self._backend.id_to_token(token_id) is not None
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Bytes that are no UTF-8 arrive like this from a command line or a pipe."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            "prompt",
+            got=f"{text[error.start]!r}, half of a surrogate pair, at character {error.start}",
+            expected="whole characters",
+            remedy="Text that comes from a terminal or a file has to be UTF-8.",
+        ) from error
+
 
 class TokenText:
     """Decodes token by token; the pieces make the whole text, and none ends inside a character.
@@ -141,42 +168,70 @@ class TokenText:
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._ids = [token for token in context if token not in self._hidden][-_CONTEXT_TOKENS:]
+        self._ids = self._window([token for token in context if token not in self._hidden])
         self._num_context = len(self._ids)
         self._said = self._decode(self._ids)
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes."""
-        if token_id in self._hidden:
+        if token_id in self._hidden or not self._tokenizer.knows(token_id):
             return ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        whole = text.rstrip(REPLACEMENT)
-        if whole == text:
+        # Byte fallback shows an unfinished character as one replacement for each byte, byte-level BPE as one in all.
+        num_held = min(len(text) - len(text.rstrip(REPLACEMENT)), _CHARACTER - 1)
+        if num_held == 0:
             return self._say_all(text)
+        if len(self._ids) - self._num_context > _MOST_PENDING:
+            return self._cut(text, num_held)
+        return self._say_start(text[:-num_held])
+
+    def finish(self) -> str:
+        """What is left at the end: bytes that never became a character, as replacement characters."""
+        return self._say_all(self._decode(self._ids)) if len(self._ids) > self._num_context else ""
+
+    def _window(self, context: Sequence[int]) -> list[int]:
+        """The last tokens of the context, begun between two characters where that can be: byte fallback needs it."""
+        windows = [list(context[-length:]) for length in range(_CHARACTER, 2 * _CHARACTER)]
+        return next((ids for ids in windows if REPLACEMENT not in self._decode(ids)), windows[0])
+
+    def _say_start(self, whole: str) -> str:
+        """The rest of `whole`, the certain part of the decoded window, which stays where it is."""
         if not whole.startswith(self._said):
             return ""
         piece = whole[len(self._said) :]
         self._said = whole
         return piece
 
-    def finish(self) -> str:
-        """What is left at the end: bytes that never became a character, as replacement characters."""
-        return self._say_all(self._decode(self._ids)) if len(self._ids) > self._num_context else ""
-
     def _say_all(self, text: str) -> str:
         """The rest of `text`, the decoded window, which nothing later can change; the window moves on."""
-        if text.startswith(self._said):
-            piece = text[len(self._said) :]
-        elif text.startswith(self._said.rstrip(REPLACEMENT)):  # the context ended inside a character, which is whole now
-            piece = text[len(self._said.rstrip(REPLACEMENT)) :]
-        else:
-            piece = self._decode(self._ids[self._num_context :])
+        piece = self._rest(text)
         if piece:
             self._ids = self._ids[self._num_context :]
             self._num_context = len(self._ids)
             self._said = self._decode(self._ids)
         return piece
+
+    def _cut(self, text: str, num_held: int) -> str:
+        """The rest of `text` but its last `num_held` replacements; the window keeps the tokens at its end alone."""
+        rest = self._rest(text)
+        self._ids = self._ids[-_LEFT_PENDING:]
+        window = self._decode(self._ids)
+        if not window.endswith(REPLACEMENT * num_held):  # byte fallback finds good characters now that a bad byte is gone
+            num_held = 0
+        self._num_context = len(self._ids) - num_held
+        self._said = window[: len(window) - num_held]
+        return rest[: len(rest) - num_held]
+
+    def _rest(self, text: str) -> str:
+        """What of `text`, the decoded window, was not said."""
+        if text.startswith(self._said):
+            return text[len(self._said) :]
+        for num_open in range(1, _CHARACTER):  # the context ended inside a character, which is whole now
+            said = self._said.removesuffix(REPLACEMENT * num_open)
+            if said != self._said and text.startswith(said):
+                return text[len(said) :]
+        return self._decode(self._ids[self._num_context :])
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -90,6 +90,12 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     BadInput("token-id-no-number", ("prompt", "'5'", "whole numbers"), use=_prompt([[5, "5"]])),
     BadInput("prompt-wrong-type", ("prompt", "3.5", "a text"), use=_prompt(3.5)),
     BadInput("prompt-one-of-many", ("prompt", "empty", "at least one"), use=_prompt(["good", ""])),
+    BadInput(
+        "prompt-no-unicode",
+        ("prompt", r"'\udcff'", "character 1", "UTF-8"),
+        use=_prompt("a\udcff"),
+        arguments=("generate", MODEL, "a\udcff"),
+    ),
     BadInput("chat-no-role", ("chat message 0", "hi", '"role"'), use=_prompt([{"content": "hi"}])),
     BadInput("chat-bad-role", ("chat messages", "no such role: wizard"), use=_prompt([{"role": "wizard", "content": "hi"}])),
     BadInput(
@@ -125,7 +131,8 @@ BAD_INPUTS: tuple[BadInput, ...] = (
         arguments=_generate("--temperature=-1"),
     ),
     BadInput("temperature-text", ("temperature", "'hot'", "number"), use=_params(temperature="hot")),
-    BadInput("temperature-word", ("--temperature", "number"), arguments=_generate("--temperature", "hot")),
+    BadInput("temperature-word", ("--temperature", "got hot", "a number"), arguments=_generate("--temperature", "hot")),
+    BadInput("max-tokens-word", ("--max-tokens", "got many", "a whole number"), arguments=_generate("--max-tokens", "many")),
     BadInput("n-zero", ("n:", "0", "from 1 to 128"), use=_params(n=0), arguments=_generate("--n", "0")),
     BadInput("stop-empty", ("stop", "not empty"), use=_params(stop=[""]), arguments=_generate("--stop", "")),
     BadInput("stop-no-text", ("stop", "5", "a list"), use=_params(stop=5)),
@@ -219,6 +226,7 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     # The command line alone.
     BadInput("flag-unknown", ("--tempratur", "--temperature"), arguments=_generate("--tempratur", "0")),
     BadInput("flag-of-sglang", ("--tp-size", "One device"), arguments=_generate("--tp-size", "2")),
-    BadInput("command-unknown", ("genrate", "generate"), arguments=("genrate", MODEL)),
+    BadInput("command-unknown", ("genrate", "Did you mean generate?"), arguments=("genrate", MODEL)),
+    BadInput("command-like-none", ("command frobnicate", "generate, chat, inspect"), arguments=("frobnicate", MODEL)),
     BadInput("model-twice", ("MODEL", "one of the two"), arguments=("inspect", MODEL, "--model-path", MODEL)),
 )

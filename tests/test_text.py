@@ -23,6 +23,9 @@ REAL_TEXT = "Crème brûlée costs 4 €, 日本語 and हिन्दी too �
 MESSAGES = [{"role": "user", "content": "hello world"}]
 
 byte_ids = st.lists(st.integers(0, BYTES._backend.get_vocab_size() + 3), max_size=30)
+# Long runs of bytes that make no character, with some that do.
+_PARTS = [BYTES._backend.token_to_id(word) or 0 for word in ("ð", "Ł", "ĺ", "â", "Ĥ", "¬", "âĤ", "a", "Ġw", EOS)]
+bad_byte_ids = st.lists(st.sampled_from(_PARTS[:7]) | st.sampled_from(_PARTS), max_size=80)
 fallback_ids = st.lists(st.integers(0, FALLBACK._backend.get_vocab_size() - 1), max_size=30)
 
 
@@ -68,6 +71,13 @@ def test_a_tokenizer_without_a_chat_template_says_so() -> None:
         tiny_tokenizer.make(chat_template=None).encode_chat(MESSAGES)
 
 
+def test_half_a_surrogate_pair_is_refused_by_its_place() -> None:
+    with pytest.raises(InputError, match="surrogate pair, at character 2"):
+        BYTES.encode("ab\udcff")
+    with pytest.raises(InputError, match="surrogate pair, at character"):
+        BYTES.encode_chat([{"role": "user", "content": "\ud800"}])
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
@@ -104,7 +114,7 @@ def test_a_damaged_tokenizer_names_the_folder(tmp_path: Path) -> None:
 # Answers, token by token.
 
 
-@given(ids=byte_ids, skip=st.booleans())
+@given(ids=byte_ids | bad_byte_ids, skip=st.booleans())
 @example(ids=ids_of(REAL_TEXT), skip=True)
 def test_the_pieces_are_the_whole_text(ids: list[int], skip: bool) -> None:
     whole = BYTES.decode(ids, skip_special_tokens=skip)
@@ -114,12 +124,12 @@ def test_the_pieces_are_the_whole_text(ids: list[int], skip: bool) -> None:
     assert all(whole.startswith("".join(pieces[:count])) for count in range(len(pieces)))
 
 
-@given(context=byte_ids, ids=byte_ids)
+@given(context=byte_ids | bad_byte_ids, ids=byte_ids | bad_byte_ids)
 def test_the_prompt_and_the_pieces_are_the_text_of_both(context: list[int], ids: list[int]) -> None:
     prompt = BYTES.decode(context)
     pieces = "".join(pieces_of(BYTES, ids, context))
     # A character that the prompt began belongs to the answer, which completes it.
-    assert BYTES.decode([*context, *ids]) in (prompt + pieces, prompt.rstrip(REPLACEMENT) + pieces)
+    assert BYTES.decode([*context, *ids]) in (prompt + pieces, prompt.removesuffix(REPLACEMENT) + pieces)
 
 
 @given(text=st.text(max_size=20))
@@ -178,6 +188,41 @@ def test_bad_bytes_do_not_take_back_a_good_character() -> None:
     stream = DecodeStream(skip_special_tokens=True)
     with pytest.raises(Exception, match="Invalid prefix"):
         [stream.step(FALLBACK._backend, token) for token in ids]
+
+
+@given(prompt=st.text(alphabet="ab€😀é", max_size=6), text=st.text(alphabet="ab€😀é", max_size=6))
+@example(prompt="日本語", text="あ")
+def test_byte_fallback_goes_on_from_any_prompt(prompt: str, text: str) -> None:
+    context, ids = ([token for byte in part.encode() for token in ids_of_byte(byte)] for part in (prompt, text))
+    assert "".join(pieces_of(FALLBACK, ids, context)) == text
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])
+def test_a_token_costs_the_same_however_long_the_answer_is(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    decode = tokenizer.decode
+
+    def measured(ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        lengths.append(len(ids))
+        return decode(ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", measured)
+    size = tokenizer._backend.get_vocab_size()
+    for token in range(size + 3):  # the last ones are unknown
+        pieces_of(tokenizer, [token] * 200)
+    assert max(lengths) < 32
+
+
+def test_bad_bytes_are_shown_before_the_answer_ends() -> None:
+    stream = TokenText(BYTES)
+    (lead, *_) = ids_of("€")
+    assert len("".join(stream.push(lead) for _ in range(100))) > 80
+    assert stream.push(ids_of("a")[0]).endswith("a")
+
+
+def test_byte_fallback_finds_good_characters_long_after_a_bad_byte() -> None:
+    ids = [token for byte in b"\xff" + "日本語".encode() * 10 for token in ids_of_byte(byte)]
+    assert "".join(pieces_of(FALLBACK, ids)).endswith("日本語")
 
 
 def test_the_first_word_keeps_its_space_behind_a_prompt() -> None:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from eightfold._version import __version__
 from eightfold.cli import chat, demo, doctor, generate, inspect
-from eightfold.cli.output import complain, write
+from eightfold.cli.output import admit_any_text, complain, write
 from eightfold.cli.sglang import REFUSED_FLAGS
+from eightfold.config import refuse_unknown
 from eightfold.errors import InputError
 
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes: what is usual for usage errors, and what a shell says of SIGINT. A broken pipe ends quietly with 1."""
 
+
+class Commands(TyperGroup):
+    """Commands, of which an unknown one is refused with the known ones and the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names."""
+        refuse_unknown("command", args[:1], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="eightfold",
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -49,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    admit_any_text()
     try:
         code = app(args=arguments, prog_name="eightfold", standalone_mode=False)
     except InputError as error:

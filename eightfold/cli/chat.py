@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eightfold.cli.flags import Given, takes_flags
+from eightfold.cli.flags import Given, Verbose, takes_flags
 from eightfold.cli.output import complain, progress_bars, write
 from eightfold.errors import InputError
 from eightfold.hub.names import identify
@@ -31,6 +32,7 @@ _HELP = "\n".join([*(f"{name:<8}{what}" for name, what in COMMANDS.items()), "Ct
 def chat(
     given: Given,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.", show_default=False)] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Talk to a model. /help lists what else can be typed."""
     identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
@@ -38,6 +40,8 @@ def chat(
 
     with progress_bars() as report:
         llm = LLM(**given.options, report=report)
+    if verbose:
+        complain(llm.config.table())
     if not llm.tokenizer.has_chat_template:
         llm.tokenizer.render_chat([])  # says why it cannot
     if sys.stdin.isatty():
@@ -101,19 +105,16 @@ class Conversation:
     def _answer(self, text: str) -> None:
         """Stream one answer. What was shown becomes part of the conversation, also where Ctrl-C cut it."""
         asked = [*self.messages, {"role": "user", "content": text}]
+        pieces: list[str] = []
         try:
-            stream = self._llm.stream(asked, self._params)
+            with closing(self._llm.stream(asked, self._params)) as stream:
+                for event in stream:
+                    pieces.append(event.text)
+                    write(event.text, end="")
         except InputError as error:
             complain(f"{error} (/reset begins anew)")
             return
-        pieces: list[str] = []
-        try:
-            for event in stream:
-                pieces.append(event.text)
-                write(event.text, end="")
         except KeyboardInterrupt:
             write(" [stopped]", end="")
-        finally:
-            stream.close()
         write()
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -19,6 +19,11 @@ from eightfold.types import SamplingParams
 _NOT_SAMPLING = ("seed",)
 _SAMPLING_ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType({"max_tokens": ("--max-new-tokens",)})
 _MODEL_HELP = "What to load: a folder, a hub id, or an alias such as smollm2."
+
+Verbose: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", help="Print to stderr what was decided for every option, and why.")
+]
+"""The flag of the commands that load a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +119,17 @@ def _parameter(item: Field[Any], owner: type, help_text: str, defaults: Mapping[
         names = (f"{names[0]}/--no-{names[0].removeprefix('--')}", *names[1:])
     shown = "" if default in (None, False, (), "") else f" [default: {str(default).lower()}]"
     choices = item.metadata.get("choices", ())
+    kind = _flag_type(hint)
     option = typer.Option(
         None,
         *names,
         help=help_text + shown,
-        metavar="ID=BIAS" if get_origin(hint) is Mapping else "|".join(choices) or None,
+        metavar="ID=BIAS" if get_origin(hint) is Mapping else "|".join(choices) or _METAVARS.get(kind),
+        parser=_PARSERS.get(kind),
         show_default=False,
         rich_help_panel=panel,
     )
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=_flag_type(hint) | None)
+    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
 
 def _flag_type(hint: Any) -> Any:
@@ -132,6 +139,27 @@ def _flag_type(hint: Any) -> Any:
     if get_origin(hint) is tuple:
         return list[get_args(hint)[0]]  # type: ignore[misc]
     return next((kind for kind in (bool, int, float) if hint is kind or kind in get_args(hint)), str)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"got {text}; expected a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"got {text}; expected a number") from None
+
+
+# The parsers of typer do not name the value that they refuse.
+_PARSERS: Mapping[object, Callable[[str], Any]] = MappingProxyType(
+    {int: _whole_number, list[int]: _whole_number, float: _number}
+)
+_METAVARS: Mapping[object, str] = MappingProxyType({int: "INTEGER", list[int]: "INTEGER", float: "NUMBER"})
 
 
 def _take(items: list[Field[Any]], values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

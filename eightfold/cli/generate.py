@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eightfold.cli.flags import Given, takes_flags
-from eightfold.cli.output import progress_bars, write
+from eightfold.cli.flags import Given, Verbose, takes_flags
+from eightfold.cli.output import complain, progress_bars, write
 from eightfold.errors import InputError
 from eightfold.hub.names import identify
 
@@ -27,6 +27,7 @@ def generate(
         str | None, typer.Option("--input", metavar="FILE", help="One prompt a line; - is stdin.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line a prompt.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Answer prompts. One prompt streams to the terminal; several run as one batch."""
     texts = [*(prompts or []), *(_lines(input_file) if input_file is not None else [])]
@@ -37,6 +38,8 @@ def generate(
 
     with progress_bars() as report:
         llm = LLM(**given.options, report=report)
+    if verbose:
+        complain(llm.config.table())
     if len(texts) == 1 and given.params.n == 1 and not as_json:
         for event in llm.stream(texts[0], given.params):
             write(event.text, end="")

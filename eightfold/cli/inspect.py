@@ -69,7 +69,7 @@ def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="
     if totals["sqnr_db_mean"] is not None:
         write(
             f"SQNR {totals['sqnr_db_mean']:.2f} dB on average, {totals['sqnr_db_min']:.2f} at worst; "
-            f"fold error at most {totals['fold_error_max']:.1e}"
+            f"fold error {_fold_error(totals['fold_error_max'])} at worst"
         )
     for use in inspection.backends():
         write(describe(use))
@@ -87,6 +87,10 @@ def backend_record(use: BackendUse) -> dict[str, Any]:
     return {"operation": use.operation, "backend": use.backend, "layers": use.count, "declined": declined}
 
 
+def _fold_error(error: float) -> str:
+    return f"{error:.1e}" if error else "exact"
+
+
 def _row(tensor: TensorInspection) -> Sequence[str]:
     return (
         tensor.name,
@@ -94,7 +98,7 @@ def _row(tensor: TensorInspection) -> Sequence[str]:
         f"{tensor.bytes_before:,}",
         f"{tensor.bytes_after:,}",
         "" if tensor.sqnr_db is None else "exact" if math.isinf(tensor.sqnr_db) else f"{tensor.sqnr_db:.2f}",
-        "" if tensor.fold_error is None else f"{tensor.fold_error:.1e}" if tensor.fold_error else "exact",
+        "" if tensor.fold_error is None else _fold_error(tensor.fold_error),
         tensor.backend or "",
         tensor.decision.reason,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,13 @@ from types import MappingProxyType
 from eightfold.types import Progress
 
 _PHASES: Mapping[str, str] = MappingProxyType({"download": "Downloading", "convert": "Converting", "load": "Loading"})
+
+
+def admit_any_text() -> None:
+    """Have the standard streams take what they cannot encode or decode as escapes, rather than end the program."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def write(text: str = "", *, end: str = "\n") -> None:

@@ -61,6 +61,12 @@ def test_a_message_that_is_too_long_is_refused_and_the_talk_goes_on(talk: Any, c
     assert [message["content"] for message in conversation.messages] == ["hi", "yes"]
 
 
+def test_a_message_that_is_no_text_is_refused_and_the_talk_goes_on(talk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = talk(make_llm(saying("yes")), "a\udcff\nhi\n")
+    assert "surrogate" in capsys.readouterr().err
+    assert [message["content"] for message in conversation.messages] == ["hi", "yes"]
+
+
 def test_an_interrupt_stops_the_answer_and_not_the_program(talk: Any, capsys: pytest.CaptureFixture[str]) -> None:
     calls = iter(range(1000))
     choose = counting()

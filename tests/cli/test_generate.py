@@ -28,6 +28,13 @@ def test_generate_streams_one_prompt(checkpoint: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr() == (expected.text + "\n", "")
 
 
+def test_what_was_decided_is_shown_where_asked_for(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(checkpoint), "hello", "--verbose", *SMALL]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert ["max_total_tokens", "1024", "user"] in [line.split() for line in lines]
+    assert any(line.startswith("dtype") and "hardware:" in line for line in lines)
+
+
 def test_generate_reads_files_and_stdin(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,3 +31,4 @@ def test_inspect_lists_every_tensor_and_totals(checkpoint: Path, capsys: pytest.
     assert all(any(line.startswith(name) for line in lines) for name in by_name)
     assert any(line.startswith("21 tensors quantized") for line in lines)
     assert any(line.startswith("linear mxfp8:") for line in lines)
+    assert any(line.startswith("SQNR") and line.endswith("at worst") for line in lines)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from eightfold.cli.output import complain, megabytes, progress_bars, table, write
+from eightfold.cli.output import admit_any_text, complain, megabytes, progress_bars, table, write
 
 
 class Terminal(io.StringIO):
@@ -29,6 +29,16 @@ def test_answers_and_complaints_do_not_mix(capsys: pytest.CaptureFixture[str]) -
     write("an answer", end="")
     complain("a complaint")
     assert capsys.readouterr() == ("an answer", "a complaint\n")
+
+
+def test_no_text_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\nb\n"), encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    admit_any_text()
+    assert [input(), input()] == ["a\udcff", "b"]
+    write("4 €")
+    assert raw.getvalue() == rb"4 \u20ac" + b"\n"
 
 
 def test_no_bar_is_drawn_where_nobody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
