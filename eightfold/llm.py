@@ -126,7 +126,8 @@ class LLM:
         name = str(model) if isinstance(model, Path) else model
         config = EngineConfig.from_kwargs(name, quantization=quantization, **options)
         path = resolve_model(config.model, revision=config.revision, report=report)
-        # The tokenizer comes first: where it is missing, nobody waits for the weights to learn it.
+        Engine.check(path)  # transformers reads the configuration for the tokenizer, and would take its faults for that one's
+        # The tokenizer comes before the weights: where it is missing, nobody waits for the weights to learn it.
         tokenizer = Tokenizer.load(path)
         self._adopt(Engine.load(replace(config, model=str(path), revision=None), report=report), tokenizer)
 

@@ -254,3 +254,14 @@ def test_bad_input_is_refused_by_name_before_any_work(bad: BadInput, checkpoint:
     if loaded is not None:
         check_idle(loaded)
         assert loaded.generate("a", GREEDY)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [("{", r"config\.json: got damaged JSON"), ('{"model_type": "mamba"}', "model_type: got 'mamba'; expected one of: llama")],
+)
+def test_a_fault_of_the_configuration_is_not_taken_for_one_of_the_tokenizer(tmp_path: Path, config: str, message: str) -> None:
+    save_text_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InputError, match=message):
+        LLM(tmp_path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from eightfold.cache.manager import CacheManager
 from eightfold.config import EngineConfig
@@ -59,6 +60,11 @@ class Engine:
             eos_token_ids=runner.generation.eos_token_ids,
         )
         return cls(runner, scheduler)
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Raise CheckpointError where the configuration of a checkpoint folder cannot be served; no weight is read."""
+        Runner.check(path)
 
     def make_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request:
         """A request with every sampling value and the seed decided.

@@ -89,6 +89,11 @@ class Runner:
         )
         return cls(model=model, pool=pool, config=resolved, generation=generation, load_report=load_report, model_path=path)
 
+    @staticmethod
+    def check(path: Path) -> None:
+        """Raise CheckpointError where the configuration of a checkpoint folder cannot be served; no weight is read."""
+        read_model(path)
+
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         """Compute every chunk, write its keys and values, and choose a token for each chunk that reaches its sequence's end."""
