@@ -24,15 +24,19 @@ def mismatch(actual: Tensor, expected: Tensor, tolerance: Tolerance, magnitude: 
     """Why `actual` is not `expected` within `tolerance`, with how far off it is and where; None where it is.
 
     Args:
-        actual: what the code under test made.
+        actual: what the code under test made, in a dtype that the tolerance is for.
         expected: the exact result, of the same shape; best in fp64.
         tolerance: an entry of `tests.tolerances`.
         magnitude: for each element the sum of the magnitudes that went into it; the largest result where there is none.
     """
     if actual.shape != expected.shape:
         return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
-    if not expected.numel():
-        return None
+    if tolerance.dtypes and actual.dtype not in tolerance.dtypes:
+        return f"{tolerance.name}: dtype {actual.dtype}, expected one of {tolerance.dtypes}"
+    return _values_off(actual, expected, tolerance, magnitude) if expected.numel() else None
+
+
+def _values_off(actual: Tensor, expected: Tensor, tolerance: Tolerance, magnitude: Tensor | None) -> str | None:
     found, exact = actual.detach().double().cpu(), expected.detach().double().cpu()
     for tensor, name in ((exact, "the oracle"), (found, "the result")):
         if not bool(tensor.isfinite().all()):

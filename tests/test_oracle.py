@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eightfold.quant.mxfp8 import MXTensor, dequantize, quantize
 from tests.oracle import assert_matches, product
-from tests.tolerances import EXACT, FP32, LOGITS, OF_DTYPE, TOLERANCES, Tolerance
+from tests.tolerances import BF16, FP32, LOGITS, OF_DTYPE, TOLERANCES, Tolerance
 
 M, N, K, NUM_EXPERTS = 33, 64, 576, 4
 every_tolerance = pytest.mark.parametrize("tolerance", TOLERANCES, ids=lambda tolerance: tolerance.name)
@@ -24,8 +24,7 @@ def operands() -> tuple[Tensor, MXTensor]:
 
 def as_written(result: Tensor, tolerance: Tolerance) -> Tensor:
     """An fp64 result as a kernel of this tolerance writes it."""
-    dtypes = {item.name: dtype for dtype, item in OF_DTYPE.items()}
-    return result if tolerance is EXACT else result.to(dtypes.get(tolerance.name, torch.bfloat16))
+    return result.to(tolerance.dtypes[0]) if tolerance.dtypes else result
 
 
 def changed(result: Tensor, index: int | tuple[int, int], value: float) -> Tensor:
@@ -107,6 +106,14 @@ def test_gate_and_up_swapped_or_an_expert_off_by_one_is_refused(tolerance: Toler
     for wrong in (gated(swapped=True), gated(shift=1)):
         with pytest.raises(AssertionError):
             assert_matches(as_written(wrong, tolerance), gated(), tolerance)
+
+
+def test_a_result_in_another_dtype_is_refused() -> None:
+    expected = torch.ones(20, 20)
+    for dtype, tolerance in OF_DTYPE.items():
+        assert_matches(expected.to(dtype), expected, tolerance)
+    with pytest.raises(AssertionError, match=r"bf16 result: dtype torch.float32, expected one of \(torch.bfloat16,\)"):
+        assert_matches(expected, expected, BF16)
 
 
 def test_the_message_says_where_and_how_much() -> None:

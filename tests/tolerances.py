@@ -17,6 +17,7 @@ class Tolerance:
         accumulation: for each element, share of the sum of magnitudes that went into it.
         rounding: for each element, share of itself that rounding it to its dtype may change.
         why: where the numbers come from.
+        dtypes: what the result may be; empty where any will do.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Tolerance:
     accumulation: float
     rounding: float
     why: str
+    dtypes: tuple[torch.dtype, ...] = ()
 
 
 EXACT = Tolerance("exact", 0.0, 0.0, 0.0, "the operation moves or decodes values and rounds nothing")
@@ -33,6 +35,7 @@ FP32 = Tolerance(
     1e-6,
     0.0,
     "an fp32 sum of thousands of terms over several lanes is within a few units of 2^-24 of the sum of magnitudes",
+    (torch.float32,),
 )
 BF16 = Tolerance(
     "bf16 result",
@@ -41,6 +44,7 @@ BF16 = Tolerance(
     2**-8,
     "accumulated in fp32 as above, then rounded once to 8 significant bits: by 1.7e-3 as a norm over many elements of like "
     "size, and by up to 2.2e-3 where a few large ones carry it",
+    (torch.bfloat16,),
 )
 FP16 = Tolerance(
     "fp16 result",
@@ -48,16 +52,18 @@ FP16 = Tolerance(
     1e-6,
     2**-11,
     "accumulated in fp32 as above, then rounded once to 11 significant bits: by an eighth of what bf16 loses",
+    (torch.float16,),
 )
 FP8_TENSOR_CORE = Tolerance(
-    "bf16 result of an FP8 tensor core",
+    "result of an FP8 tensor core",
     3e-3,
     1e-3,
     2**-8,
-    "the tensor core adds FP8 products in an accumulator of about 14 bits, and the sum is rounded to bf16",
+    "the tensor core adds FP8 products in an accumulator of about 14 bits, and the sum is rounded to bf16 at the coarsest",
+    (torch.bfloat16, torch.float16, torch.float32),
 )
 TOLERANCES = (EXACT, FP32, BF16, FP16, FP8_TENSOR_CORE)
-OF_DTYPE = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
+OF_DTYPE = {tolerance.dtypes[0]: tolerance for tolerance in (FP32, BF16, FP16)}
 
 LOGITS = 1e-4
 """Largest difference of a logit of a tiny fp32 model from transformers': logits reach about 8, and 4.5e-5 is what order of

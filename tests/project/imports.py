@@ -80,7 +80,7 @@ def module_names(package: Path) -> dict[str, Path]:
 
 
 def edges(package: Path) -> list[Edge]:
-    """Every import in the package, those inside functions and those for type checking included."""
+    """Every import in the package: at the top, inside functions, for type checking, and by `import_module` of a plain name."""
     names = module_names(package)
     found: list[Edge] = []
     for importer, file in names.items():
@@ -88,10 +88,11 @@ def edges(package: Path) -> list[Edge]:
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         local = {id(child) for node in functions for child in ast.walk(node)}
         for node in ast.walk(tree):
-            for target in _targets(node, _parent(importer, file, package.name), names, package.name):
+            named = [*_named_at_run_time(node)]
+            for target in (*_targets(node, _parent(importer, file, package.name), names, package.name), *named):
                 is_ours = target == package.name or target.startswith(f"{package.name}.")
                 imported = target.removeprefix(package.name).lstrip(".") or "__init__" if is_ours else target
-                found.append(Edge(importer, imported, getattr(node, "lineno", 0), is_ours, id(node) in local))
+                found.append(Edge(importer, imported, getattr(node, "lineno", 0), is_ours, id(node) in local and not named))
     return found
 
 
@@ -110,6 +111,12 @@ def _targets(node: ast.AST, parent: str, names: Mapping[str, Path], package: str
         for alias in node.names:
             submodule = f"{module}.{alias.name}"
             yield submodule if submodule.removeprefix(f"{package}.") in names else module
+
+
+def _named_at_run_time(node: ast.AST) -> Iterator[str]:
+    """What a call such as `import_module("triton")` imports: a library that may be missing, so not counted as local."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+        yield from (item.value for item in node.args[:1] if isinstance(item, ast.Constant) and isinstance(item.value, str))
 
 
 def rule_for(module: str) -> str:
@@ -155,9 +162,10 @@ def cycles(package: Path) -> list[str]:
 
 def torch_faults(package: Path) -> list[str]:
     """Modules that must do without torch and import it, directly or through others."""
-    graph: dict[str, set[str]] = {}
+    # Importing a module runs the folders that it lies in.
+    graph = {name: {name.rpartition(".")[0]} - {""} for name in module_names(package)}
     for edge in edges(package):
-        graph.setdefault(edge.importer, set()).add(edge.imported if edge.is_ours else edge.imported.split(".")[0])
+        graph[edge.importer].add(edge.imported if edge.is_ours else edge.imported.split(".")[0])
     faults = []
     for module in module_names(package):
         if _within(module, WITHOUT_TORCH):
@@ -197,9 +205,9 @@ def local_import_faults(package: Path) -> list[str]:
 def hardware_faults(package: Path) -> list[str]:
     """Questions about the hardware outside kernels/, whether by attribute or by import."""
     faults = [
-        f"{edge}, which asks about the hardware"
-        for edge in edges(package)
-        if _within(edge.imported, HARDWARE_QUESTIONS) and not _within(edge.importer, HARDWARE_ALLOWED)
+        f"{module} line {line} imports {name}, which asks about the hardware"
+        for module, line, name in _imported_names(package)
+        if _within(name, HARDWARE_QUESTIONS) and not _within(module, HARDWARE_ALLOWED)
     ]
     for module, line, text in _attributes(package):
         if text in HARDWARE_QUESTIONS and not _within(module, HARDWARE_ALLOWED):
@@ -222,6 +230,15 @@ def _attributes(package: Path) -> Iterator[tuple[str, int, str]]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute | ast.Name):
                 yield module, node.lineno, ast.unparse(node)
+
+
+def _imported_names(package: Path) -> Iterator[tuple[str, int, str]]:
+    """Every module, and every name out of a module, that a module imports, with its line."""
+    for module, file in module_names(package).items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                yield from ((module, node.lineno, f"{start}{alias.name}") for alias in node.names)
 
 
 CHECKS = (

@@ -18,11 +18,14 @@ import typer.main
 from eightfold import __version__
 from eightfold.cli import app
 from eightfold.config import EngineConfig
+from eightfold.kernels.selection import LINEAR
+from eightfold.models.registry import FAMILIES
 from eightfold.types import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
 MOST_LINES = {"README.md": 150, "docs/architecture.md": 80}
+MOST_COLUMNS = 128
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 KEYWORDS = {"LLM": EngineConfig, "SamplingParams": SamplingParams}
 # Flags of other programs that the pages name.
@@ -188,9 +191,31 @@ def test_a_planted_fault_is_named(check: Check, text: str, fault: str) -> None:
     assert any(found.startswith(fault) for found in check(text, ROOT)), check(text, ROOT)
 
 
+def too_long(text: str, most_lines: int) -> list[str]:
+    """Why a text does not fit on its page."""
+    lines = text.splitlines()
+    faults = [f"{len(lines)} lines"] if len(lines) > most_lines else []
+    return faults + [f"line {number}: {len(line)} columns" for number, line in enumerate(lines, 1) if len(line) > MOST_COLUMNS]
+
+
 @pytest.mark.parametrize(("page", "most"), MOST_LINES.items())
 def test_pages_are_short(page: str, most: int) -> None:
-    assert len((ROOT / page).read_text().splitlines()) <= most
+    assert too_long((ROOT / page).read_text(encoding="utf-8"), most) == []
+    assert too_long("a\n" * (most + 1), most) == [f"{most + 1} lines"]
+    assert too_long("\n" + "a" * 129, most) == ["line 2: 129 columns"]
+
+
+def test_the_readme_names_the_model_types_of_the_code() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.search(r"`model_type` ([a-z0-9_, ]+)", text)
+    assert named is not None
+    assert sorted(named.group(1).strip().split(", ")) == sorted(FAMILIES)
+
+
+def test_the_page_of_backends_names_those_of_the_code() -> None:
+    text = (ROOT / "docs/backends.md").read_text(encoding="utf-8")
+    section = text.split("## Dense products")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {b.name for row in LINEAR.values() for b in row}
 
 
 def test_the_version_is_that_of_the_changelog() -> None:

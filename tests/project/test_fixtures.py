@@ -14,7 +14,7 @@ WHOLE = (torch.uint8, torch.int32, torch.int64)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_fresh_floats_are_nan(dtype: torch.dtype) -> None:
     like = torch.zeros(2, 3, dtype=dtype)
-    for made in (torch.empty(2, 3, dtype=dtype), torch.empty_like(like), like.new_empty((2, 3))):
+    for made in (torch.empty(2, 3, dtype=dtype), torch.empty_like(like), torch.empty_like(like.T), like.new_empty((2, 3))):
         assert made.dtype is dtype
         assert bool(made.float().isnan().all())
     assert not like.float().any()

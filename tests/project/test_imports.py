@@ -24,6 +24,7 @@ from tests.project.imports import (
 )
 
 PACKAGE = Path(eightfold.__file__).parent
+LIGHT = ("engine.scheduler", "cache.blocks", "cache.prefix", "cache.manager", "errors", "types", "config")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -63,12 +64,25 @@ PLANTED: list[tuple[Callable[[Path], list[str]], dict[str, str], str]] = [
         "cache.blocks imports torch",
     ),
     (torch_faults, {"engine/scheduler.py": "import torch"}, "engine.scheduler imports torch"),
+    (torch_faults, {"cache/manager.py": "", "cache/__init__.py": "import torch"}, "cache.manager imports torch"),
+    (
+        direction_faults,
+        {"hub/a.py": "x = import_module('eightfold.engine.engine')"},
+        "hub.a line 1 imports eightfold.engine.engine",
+    ),
+    (
+        library_faults,
+        {"models/a.py": "import importlib\nx = importlib.import_module('fastapi')"},
+        "models.a line 2 imports fastapi",
+    ),
     (library_faults, {"engine/engine.py": "import fastapi"}, "engine.engine line 1 imports fastapi"),
     (library_faults, {"llm.py": "from rich.table import Table"}, "llm line 1 imports rich.table"),
     (library_faults, {"engine/engine.py": "from tokenizers import Tokenizer"}, "engine.engine line 1 imports tokenizers"),
     (local_import_faults, {"models/a.py": "def f():\n    import json"}, "models.a line 2 imports json inside a function"),
     (hardware_faults, {"layers/a.py": "import torch\nx = torch.cuda.is_available()"}, "layers.a line 2 asks torch.cuda"),
     (hardware_faults, {"llm.py": "from torch.cuda import is_available"}, "llm line 1 imports torch.cuda"),
+    (hardware_faults, {"layers/a.py": "from torch import cuda"}, "layers.a line 1 imports torch.cuda"),
+    (hardware_faults, {"models/a.py": "from platform import machine"}, "models.a line 1 imports platform.machine"),
     (layout_faults, {"layers/a.py": "import torch\nx = torch.float8_e4m3fn"}, "layers.a line 2 knows torch.float8_e4m3fn"),
 ]
 
@@ -95,6 +109,11 @@ def test_every_check_has_a_planted_breach() -> None:
 def test_a_module_without_a_layer_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"stray\.module stands in no layer"):
         rule_for("stray.module")
+
+
+def test_what_must_do_without_torch_does_when_it_runs() -> None:
+    imports = ", ".join(f"eightfold.{name}" for name in LIGHT)
+    subprocess.run([sys.executable, "-c", f"import sys, {imports}; sys.exit('torch' in sys.modules)"], check=True)
 
 
 def test_importing_the_package_is_cheap_and_brings_no_torch() -> None:

@@ -14,8 +14,11 @@ import eightfold
 from eightfold.engine.engine import Engine
 
 PACKAGE = Path(eightfold.__file__).parent
+UNCACHED = ("engine", "layers", "models")
 STATELESS = ("engine", "layers", "models", "kernels", "quant", "cache")
-NO_ASSERT = ("cli", "config.py", "models", "hub", "llm.py", "text.py", "engine", "errors.py", "evaluate.py", "quant", "layers")
+# Input from users and checkpoints passes through these; elsewhere an assert may guard against our own mistakes.
+NO_ASSERT_FOLDERS = ("cli", "server", "models", "hub", "engine", "quant", "layers", "cache")
+NO_ASSERT = (*NO_ASSERT_FOLDERS, "config.py", "llm.py", "text.py", "errors.py", "evaluate.py", "inspection.py")
 DOCUMENTED = ("quant", "kernels", "engine", "layers", "models", "cache", "hub", "text.py", "llm.py", "types.py", "config.py")
 MAY_READ_ENVIRONMENT = ("config.py",)
 MAY_WRITE_FROZEN = ("config.py", "types.py")
@@ -38,10 +41,11 @@ def sources(package: Path, within: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def mutable_state(package: Path) -> list[str]:
-    """Module-level lists, dicts and sets that are not named as constants, and `global` statements."""
+    """Lists, dicts and sets of a module or a class that are not named as constants, and `global` statements."""
     faults = []
     for name, tree in sources(package, STATELESS):
-        for node in tree.body:
+        owners = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)]
+        for node in (statement for owner in owners for statement in owner.body):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 written = ", ".join(ast.unparse(target) for target in targets)
@@ -73,15 +77,29 @@ def changed_constants(package: Path) -> list[str]:
     return faults
 
 
+def cached_functions(package: Path) -> list[str]:
+    """Functions whose results outlive the engine that asked: hidden state of the process."""
+    return [
+        f"{name} line {node.lineno}: {node.name} is cached"
+        for name, tree in sources(package, UNCACHED)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        if any(ast.unparse(item).split("(")[0].split(".")[-1] in ("cache", "lru_cache") for item in node.decorator_list)
+    ]
+
+
 def environment_reads(package: Path) -> list[str]:
     """Reads of the environment outside the one place that decides."""
-    return [
-        f"{name} line {node.lineno}: {ast.unparse(node)}"
-        for name, tree in sources(package)
-        if name not in MAY_READ_ENVIRONMENT
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv")
-    ]
+    faults = []
+    for name, tree in sources(package):
+        for node in ast.walk(tree):
+            imported = (
+                [f"os.{item.name}" for item in node.names] if isinstance(node, ast.ImportFrom) and node.module == "os" else []
+            )
+            read = [ast.unparse(node)] if isinstance(node, ast.Attribute) else imported
+            if name not in MAY_READ_ENVIRONMENT and isinstance(node, ast.Attribute | ast.ImportFrom):
+                faults += [f"{name} line {node.lineno}: {item}" for item in read if item in ("os.environ", "os.getenv")]
+    return faults
 
 
 def frozen_writes(package: Path) -> list[str]:
@@ -126,7 +144,8 @@ def unannotated(package: Path) -> list[str]:
     for name, tree in sources(package):
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                stars = [item for item in (node.args.vararg, node.args.kwarg) if item is not None]
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, *stars]
                 bare = [item.arg for item in given if item.annotation is None and item.arg not in ("self", "cls")]
                 bare += ["result"] if node.returns is None else []
                 faults += [f"{name} line {node.lineno}: {node.name} has no type for {item}" for item in bare]
@@ -163,6 +182,7 @@ def similar_models(package: Path) -> list[str]:
 
 CHECKS: tuple[Check, ...] = (
     mutable_state,
+    cached_functions,
     changed_constants,
     environment_reads,
     frozen_writes,
@@ -185,15 +205,20 @@ def test_the_package_has_the_habit(check: Check) -> None:
         (mutable_state, {"engine/a.py": "cache = {}"}, "engine/a.py line 1: cache can change"),
         (mutable_state, {"models/a.py": "def f():\n    global x\n    x = 1"}, "models/a.py line 2: global"),
         (mutable_state, {"layers/a.py": "from collections import deque\nqueue = deque()"}, "layers/a.py line 2: queue"),
+        (mutable_state, {"engine/a.py": "class A:\n    seen = []"}, "engine/a.py line 2: seen can change"),
+        (cached_functions, {"models/a.py": "@functools.lru_cache(maxsize=1)\ndef f(): ..."}, "models/a.py line 2: f is cached"),
+        (cached_functions, {"layers/a.py": "@cache\ndef f(): ..."}, "layers/a.py line 2: f is cached"),
         (changed_constants, {"layers/a.py": "TABLE = {}\ndef f():\n    TABLE[1] = 2"}, "layers/a.py line 3: TABLE is written"),
         (changed_constants, {"models/a.py": "SEEN = set()\ndef f():\n    SEEN.add(2)"}, "models/a.py line 3: SEEN is written"),
         (environment_reads, {"llm.py": "import os\nx = os.environ['A']"}, "llm.py line 2: os.environ"),
+        (environment_reads, {"hub/a.py": "from os import environ"}, "hub/a.py line 1: os.environ"),
         (frozen_writes, {"engine/a.py": "object.__setattr__(x, 'a', 1)"}, "engine/a.py line 1"),
         (asserts, {"hub/a.py": "assert x"}, "hub/a.py line 1: assert"),
         (undocumented, {"kernels/a.py": '"""Text."""\nclass A:\n    def f(self): ...'}, "kernels/a.py: A"),
         (undocumented, {"kernels/a.py": '"""Text."""\nclass A:\n    """Text."""\n    def f(self): ...'}, "kernels/a.py: f"),
         (undocumented, {"quant/a.py": "x = 1"}, "quant/a.py: module"),
         (unannotated, {"hub/a.py": "def f(self, x) -> None: ..."}, "hub/a.py line 1: f has no type for x"),
+        (unannotated, {"hub/a.py": "def f(**options) -> None: ..."}, "hub/a.py line 1: f has no type for options"),
         (unannotated, {"hub/a.py": "async def f(x: int): ..."}, "hub/a.py line 1: f has no type for result"),
         (long_files, {"models/a.py": "x = 1\n" * 451}, "models/a.py: 451 lines"),
         (

@@ -23,6 +23,7 @@ from eightfold.quant.mxfp8 import MXTensor, ScaleRule, dequantize, empty, fold, 
 
 STATEMENTS: Mapping[str, str] = {
     "one scale byte `e` of the type E8M0": "test_all_codes_under_all_scales_decode_as_plain_python_does",
+    "An element is an E4M3 float `q`": "test_an_element_is_the_nearest_code_and_ties_go_to_even",
     "largest finite value 448, smallest subnormal 2^-9, no infinity": "test_the_codes_are_those_of_e4m3fn",
     "Storage is 33/32 bytes an element": "test_storage_is_33_32_bytes_an_element",
     "the smallest power of two that is at least `amax / 448`": "test_the_rules_are_their_formulas",
@@ -208,7 +209,24 @@ def test_chunks_of_rows_do_not_show(k: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(mxfp8, "_CHUNK_ELEMENTS", 3 * k)
     assert_same_bits(quantize(w), whole)
     assert torch.equal(dequantize(whole), scales(whole.scale).repeat_interleave(32, 1)[:, :k].float() * whole.data.float())
-    assert torch.equal(fold(whole).data.view(torch.uint8), folded.data.view(torch.uint8))
+    in_chunks = fold(whole)
+    assert torch.equal(in_chunks.data.view(torch.uint8), folded.data.view(torch.uint8))
+    assert in_chunks.relative_error == pytest.approx(folded.relative_error, rel=1e-9, abs=0)
+    assert in_chunks.max_error == folded.max_error
+
+
+def test_errors_of_folding_are_over_all_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second block of the first row loses bits under the scale of the first block; the other rows lose nothing.
+    w = torch.ones(3, 64)
+    w[:, 32:] = torch.linspace(1, 2, 32) * 2.0**-17
+    w[1:] = 1.0
+    expected = fold(quantize(w))
+    assert expected.max_error > 0
+    monkeypatch.setattr(mxfp8, "_CHUNK_ELEMENTS", 64)
+    for order in ([0, 1, 2], [1, 2, 0], [1, 0, 2]):
+        folded = fold(quantize(w[order]))
+        assert folded.max_error == expected.max_error
+        assert folded.relative_error == pytest.approx(expected.relative_error, rel=1e-9, abs=0)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False).filter(bool))
@@ -231,6 +249,20 @@ def test_ceil_never_saturates() -> None:
         units = w.double().abs() / scales(mx.scale).repeat_interleave(32, 1)
         assert units.max() <= 448
         assert ((mx.data.double().abs() - units).abs() <= (units / 16).clamp(min=2**-10)).all()
+
+
+@pytest.mark.parametrize("rule", ScaleRule)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_element_is_the_nearest_code_and_ties_go_to_even(dtype: torch.dtype, rule: ScaleRule) -> None:
+    # Multiples of 2^-10 beside one 448: every tie between two codes, and what lies between the ties.
+    steps = torch.cat((torch.arange(4096), torch.arange(4096, 448 << 10, 61))).double() * 2**-10
+    grid = torch.cat(
+        (torch.full((-(-len(steps) // 31), 1), 448.0), torch.nn.functional.pad(steps, (0, -len(steps) % 31)).view(-1, 31)), 1
+    )
+    for w in (mixed(200, 96, dtype), grid.to(dtype), -grid.to(dtype)):
+        mx = quantize(w, rule)
+        units = (w.double() / scales(mx.scale).repeat_interleave(32, 1)).clamp(-448, 448)
+        assert torch.equal(mx.data.double(), rounded_to_e4m3(units))
 
 
 @pytest.mark.parametrize("k", [-100, -10, 0, 3, 10, 60, 100, 119])
