@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eightfold.errors import InputError
-from eightfold.kernels.registry import AttentionMetadata
+from eightfold.kernels.operations import AttentionMetadata
 from eightfold.kernels.selection import Kernels
 from eightfold.models.checkpoint import Checkpoint
 from eightfold.models.loader import plan, read, read_model

@@ -14,7 +14,8 @@ from eightfold.config import EngineConfig, default_dtype
 from eightfold.errors import CheckpointError
 from eightfold.hub.resolve import resolve_model
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.registry import Choice, Declined, LinearBackend
+from eightfold.kernels.operations import LinearBackend
+from eightfold.kernels.registry import Choice, Declined
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.attention import Attention
 from eightfold.layers.linear import Linear

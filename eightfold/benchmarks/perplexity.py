@@ -25,7 +25,8 @@ from eightfold.errors import InputError
 from eightfold.evaluate import LogitsFn, checkpoint_logits, evaluate
 from eightfold.hub.resolve import resolve_model
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.registry import Choice, Hardware, LinearBackend, LinearSpec
+from eightfold.kernels.operations import LinearBackend, LinearSpec
+from eightfold.kernels.registry import Choice, Hardware
 from eightfold.kernels.selection import Kernels
 from eightfold.quant.mxfp8 import E4M3_MAX, MXTensor, ScaleRule
 from eightfold.quant.policy import Policy

@@ -76,7 +76,7 @@ def _backends(hardware: Any) -> list[dict[str, Any]]:
     import torch
 
     from eightfold.config import default_dtype
-    from eightfold.kernels.registry import AttentionSpec, LinearSpec
+    from eightfold.kernels.operations import AttentionSpec, LinearSpec
     from eightfold.kernels.selection import ATTENTION, FUSED, LINEAR
 
     kind = hardware.device.type

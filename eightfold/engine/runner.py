@@ -14,7 +14,7 @@ from eightfold.config import EngineConfig, HardwareFacts, ModelFacts, ResolvedCo
 from eightfold.engine.sampler import sample, token_logprobs
 from eightfold.hub.resolve import resolve_model
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.registry import AttentionMetadata
+from eightfold.kernels.operations import AttentionMetadata
 from eightfold.kernels.selection import Kernels
 from eightfold.models.arch import DecoderArch
 from eightfold.models.checkpoint import Checkpoint, GenerationConfig, read_generation_config

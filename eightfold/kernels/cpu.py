@@ -14,7 +14,8 @@ from torch import Tensor
 
 from eightfold.errors import InputError
 from eightfold.kernels import native
-from eightfold.kernels.registry import AttentionMetadata, AttentionSpec, Hardware, LinearSpec
+from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec
+from eightfold.kernels.registry import Hardware
 from eightfold.quant.mxfp8 import SCALE_NAN, MXTensor
 
 _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)

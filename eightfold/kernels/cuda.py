@@ -15,8 +15,9 @@ from torch import Tensor
 
 from eightfold.kernels import gemm, jit
 from eightfold.kernels.gemm import FoldedWeight
+from eightfold.kernels.operations import LinearSpec
 from eightfold.kernels.quantize import dequantize_mxfp8, fold_mxfp8, quantize_tokens
-from eightfold.kernels.registry import Hardware, LinearSpec
+from eightfold.kernels.registry import Hardware
 from eightfold.kernels.tuning import Gpu, choose_config
 from eightfold.quant.mxfp8 import SCALE_BIAS, SCALE_NAN, MXTensor
 

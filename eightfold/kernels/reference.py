@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eightfold.kernels.registry import AttentionMetadata, AttentionSpec, Hardware, LinearSpec
+from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec
+from eightfold.kernels.registry import Hardware
 from eightfold.quant.mxfp8 import MXTensor, dequantize
 
 

@@ -13,17 +13,9 @@ import torch
 
 from eightfold.kernels.cpu import CpuAttention, CpuFused, CpuLinear
 from eightfold.kernels.cuda import DequantLinear, FoldLinear
+from eightfold.kernels.operations import AttentionBackend, AttentionSpec, FusedBackend, LinearBackend, LinearSpec
 from eightfold.kernels.reference import ReferenceAttention, ReferenceFused, ReferenceLinear
-from eightfold.kernels.registry import (
-    AttentionBackend,
-    AttentionSpec,
-    Choice,
-    FusedBackend,
-    Hardware,
-    LinearBackend,
-    LinearSpec,
-    choose,
-)
+from eightfold.kernels.registry import Choice, Hardware, choose
 
 LINEAR: Mapping[str, tuple[LinearBackend, ...]] = MappingProxyType(
     {"cpu": (CpuLinear(), ReferenceLinear()), "cuda": (FoldLinear(), DequantLinear(), ReferenceLinear())}

@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from eightfold.kernels.registry import AttentionBackend, AttentionMetadata, AttentionSpec, Choice, FusedBackend
+from eightfold.kernels.operations import AttentionBackend, AttentionMetadata, AttentionSpec, FusedBackend
+from eightfold.kernels.registry import Choice
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.linear import Linear
 from eightfold.layers.module import Module

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from eightfold.kernels.registry import Choice, LinearBackend, LinearSpec
+from eightfold.kernels.operations import LinearBackend, LinearSpec
+from eightfold.kernels.registry import Choice
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.module import Module
 from eightfold.layers.weight import Weight

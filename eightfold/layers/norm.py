@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from eightfold.kernels.registry import FusedBackend
+from eightfold.kernels.operations import FusedBackend
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.module import Module
 from eightfold.layers.weight import Weight

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from eightfold.kernels.registry import AttentionMetadata, FusedBackend
+from eightfold.kernels.operations import AttentionMetadata, FusedBackend
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.attention import Attention, KVCache
 from eightfold.layers.embedding import Embedding, OutputHead

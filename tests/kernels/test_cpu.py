@@ -16,8 +16,9 @@ from eightfold.errors import InputError
 from eightfold.kernels import native
 from eightfold.kernels.cpu import CpuAttention, CpuFused, CpuLinear
 from eightfold.kernels.hardware import detect
+from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec
 from eightfold.kernels.reference import ReferenceAttention, ReferenceFused
-from eightfold.kernels.registry import AttentionMetadata, AttentionSpec, Hardware, LinearSpec
+from eightfold.kernels.registry import Hardware
 from eightfold.quant.mxfp8 import MXTensor, dequantize, quantize
 from tests.oracle import mismatch
 from tests.tolerances import OF_DTYPE

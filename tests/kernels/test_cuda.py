@@ -11,7 +11,8 @@ from torch import Tensor
 from eightfold.kernels import jit
 from eightfold.kernels.cuda import DequantLinear, FoldLinear
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.registry import Hardware, LinearSpec
+from eightfold.kernels.operations import LinearSpec
+from eightfold.kernels.registry import Hardware
 from eightfold.quant import mxfp8
 from eightfold.quant.mxfp8 import MXTensor
 from tests.kernels.operands import make, tokens

@@ -11,7 +11,8 @@ find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
 import torch
 from eightfold.kernels import gemm, jit
-from eightfold.kernels.registry import Hardware, LinearSpec
+from eightfold.kernels.operations import LinearSpec
+from eightfold.kernels.registry import Hardware
 from eightfold.kernels.selection import LINEAR
 gpu = Hardware(torch.device("cuda"), "a GPU", (9, 0), frozenset(), 1 << 34, 8)
 spec = LinearSpec("layer", 64, 64, "mxfp8", torch.bfloat16)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from eightfold.kernels.operations import AttentionMetadata, AttentionSpec
 from eightfold.kernels.reference import ReferenceAttention, ReferenceFused, ReferenceLinear
-from eightfold.kernels.registry import AttentionMetadata, AttentionSpec
 from eightfold.quant.mxfp8 import dequantize, quantize
 
 FUSED = ReferenceFused()

@@ -8,7 +8,8 @@ import torch
 from eightfold.errors import BackendError
 from eightfold.kernels import native
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.registry import AttentionSpec, Declined, Hardware, LinearSpec
+from eightfold.kernels.operations import AttentionSpec, LinearSpec
+from eightfold.kernels.registry import Declined, Hardware
 from eightfold.kernels.selection import UNBUILT_LINEAR, Kernels
 
 NOT_BUILT = "the native library was not built: no C++ compiler when Eightfold was installed"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eightfold.kernels.registry import AttentionMetadata
+from eightfold.kernels.operations import AttentionMetadata
 from eightfold.layers.attention import Attention
 from eightfold.layers.rotary import RopeConfig, rotary_table
 from tests.layers.helpers import fill, kernels

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.registry import AttentionMetadata
+from eightfold.kernels.operations import AttentionMetadata
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.rotary import RopeConfig
 from eightfold.models.arch import DecoderArch, LayerArch
