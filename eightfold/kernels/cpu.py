@@ -14,7 +14,8 @@ from torch import Tensor
 
 from eightfold.errors import InputError
 from eightfold.kernels import native
-from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec
+from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec, Routing
+from eightfold.kernels.reference_mixers import gated_rms_norm, route
 from eightfold.kernels.registry import Hardware
 from eightfold.quant.mxfp8 import SCALE_NAN, MXTensor
 
@@ -202,6 +203,20 @@ class CpuFused:
             x.data_ptr(), out.data_ptr(), native.TYPE_CODES[x.dtype], num_tokens, width, torch.get_num_threads()
         )
         return out
+
+    def relu2(self, x: Tensor) -> Tensor:
+        """See `FusedBackend.relu2`."""
+        return x.relu().square_()
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
+        """See `FusedBackend.gated_rms_norm`."""
+        return gated_rms_norm(x, gate, weight, eps, group_size)
+
+    def route(
+        self, hidden_states: Tensor, gate: Tensor, correction_bias: Tensor | None, routing: Routing
+    ) -> tuple[Tensor, Tensor]:
+        """See `FusedBackend.route`."""
+        return route(hidden_states, gate, correction_bias, routing)
 
     def write_kv(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `FusedBackend.write_kv`."""

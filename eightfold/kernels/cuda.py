@@ -28,7 +28,7 @@ MAX_FOLD_ERROR = 1e-4
 _DEQUANT_TILE_TOKENS = 64
 
 _NATIVE_E4M3 = (8, 9)
-_HOPPER = (9, 0)
+HOPPER = (9, 0)
 # Shared memory that one program can have, by compute capability.
 _SHARED_BYTES = {(8, 9): 99 << 10, (9, 0): 227 << 10}
 
@@ -59,18 +59,8 @@ class FoldLinear:
 
     def declines(self, spec: LinearSpec, hardware: Hardware) -> str | None:
         """Needs FP8 tensor cores (compute capability 8.9 or 9.0), bf16 or fp16 activations, an MXFP8 weight that folds well."""
-        capability = hardware.capability
-        if hardware.device.type != "cuda" or capability is None:
-            return "needs a CUDA GPU"
-        if capability < _NATIVE_E4M3:
-            return f"needs FP8 tensor cores, of compute capability 8.9 or 9.0, and this GPU has {_dotted(capability)}"
-        if capability >= (10, 0):
-            return f"is not tested on compute capability {_dotted(capability)}"
-        if spec.weight_format != "mxfp8":
-            return f"{spec.weight_format} weights"
-        if spec.activation_dtype not in (torch.bfloat16, torch.float16):
-            return f"{spec.activation_dtype} activations"
-        return jit.MISSING or (None if spec.weight is None else _declines_values(spec.weight))
+        reason = declines_fold(spec.weight_format, spec.activation_dtype, hardware)
+        return reason or jit.MISSING or (None if spec.weight is None else declines_values(spec.weight))
 
     def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> FoldLinearWeight:
         """Fold the weight; its MXFP8 form is not kept."""
@@ -84,7 +74,7 @@ class FoldLinear:
             in_features=weight.shape[1],
             relative_error=folded.relative_error,
             gpu=gpu,
-            overlap=capability >= _HOPPER,
+            overlap=capability >= HOPPER,
         )
 
     def run(self, x: Tensor, prepared: FoldLinearWeight) -> Tensor:
@@ -147,10 +137,26 @@ def describe(device: torch.device) -> tuple[Gpu, tuple[int, int]]:
     properties = torch.cuda.get_device_properties(device)
     capability = (properties.major, properties.minor)
     shared_bytes = _SHARED_BYTES[capability]
-    return Gpu(properties.name, properties.multi_processor_count, shared_bytes, capability >= _HOPPER), capability
+    return Gpu(properties.name, properties.multi_processor_count, shared_bytes, capability >= HOPPER), capability
 
 
-def _declines_values(weight: MXTensor) -> str | None:
+def declines_fold(weight_format: str, activation_dtype: torch.dtype, hardware: Hardware) -> str | None:
+    """Why FP8 products on folded weights are not for this work on this GPU, whatever the weights' values are."""
+    capability = hardware.capability
+    if hardware.device.type != "cuda" or capability is None:
+        return "needs a CUDA GPU"
+    if capability < _NATIVE_E4M3:
+        return f"needs FP8 tensor cores, of compute capability 8.9 or 9.0, and this GPU has {_dotted(capability)}"
+    if capability >= (10, 0):
+        return f"is not tested on compute capability {_dotted(capability)}"
+    if weight_format != "mxfp8":
+        return f"{weight_format} weights"
+    if activation_dtype not in (torch.bfloat16, torch.float16):
+        return f"{activation_dtype} activations"
+    return None
+
+
+def declines_values(weight: MXTensor) -> str | None:
     """Why this weight should not be folded, where it should not; asked when it is whole."""
     error = fold_mxfp8(weight, native=True).relative_error
     within = error <= MAX_FOLD_ERROR

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec
+from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec, Routing
+from eightfold.kernels.reference_mixers import gated_rms_norm, route
 from eightfold.kernels.registry import Hardware
 from eightfold.quant.mxfp8 import MXTensor, dequantize
 
@@ -89,6 +90,20 @@ class ReferenceFused:
         """See `FusedBackend.silu_and_mul`."""
         gate, up = x.float().chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+    def relu2(self, x: Tensor) -> Tensor:
+        """See `FusedBackend.relu2`."""
+        return x.relu().square()
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
+        """See `FusedBackend.gated_rms_norm`."""
+        return gated_rms_norm(x, gate, weight, eps, group_size)
+
+    def route(
+        self, hidden_states: Tensor, gate: Tensor, correction_bias: Tensor | None, routing: Routing
+    ) -> tuple[Tensor, Tensor]:
+        """See `FusedBackend.route`."""
+        return route(hidden_states, gate, correction_bias, routing)
 
     def write_kv(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `FusedBackend.write_kv`."""

@@ -11,10 +11,25 @@ from types import MappingProxyType
 
 import torch
 
+from eightfold.kernels.chunked_mamba import ChunkedMamba
 from eightfold.kernels.cpu import CpuAttention, CpuFused, CpuLinear
+from eightfold.kernels.cpu_moe import CpuMoe
 from eightfold.kernels.cuda import DequantLinear, FoldLinear
-from eightfold.kernels.operations import AttentionBackend, AttentionSpec, FusedBackend, LinearBackend, LinearSpec
+from eightfold.kernels.cuda_moe import FoldMoe
+from eightfold.kernels.operations import (
+    AttentionBackend,
+    AttentionSpec,
+    FusedBackend,
+    LinearBackend,
+    LinearSpec,
+    LowLatencyBackend,
+    MambaBackend,
+    MambaSpec,
+    MoeBackend,
+    MoeSpec,
+)
 from eightfold.kernels.reference import ReferenceAttention, ReferenceFused, ReferenceLinear
+from eightfold.kernels.reference_mixers import GeneralProduct, ReferenceMamba, ReferenceMoe
 from eightfold.kernels.registry import Choice, Hardware, choose
 
 LINEAR: Mapping[str, tuple[LinearBackend, ...]] = MappingProxyType(
@@ -25,6 +40,16 @@ ATTENTION: Mapping[str, tuple[AttentionBackend, ...]] = MappingProxyType(
 )
 FUSED: Mapping[str, tuple[FusedBackend, ...]] = MappingProxyType(
     {"cpu": (CpuFused(), ReferenceFused()), "cuda": (ReferenceFused(),)}
+)
+
+MOE: Mapping[str, tuple[MoeBackend, ...]] = MappingProxyType(
+    {"cpu": (CpuMoe(), ReferenceMoe()), "cuda": (FoldMoe(), ReferenceMoe())}
+)
+MAMBA: Mapping[str, tuple[MambaBackend, ...]] = MappingProxyType(
+    {"cpu": (ChunkedMamba(), ReferenceMamba()), "cuda": (ChunkedMamba(), ReferenceMamba())}
+)
+LOW_LATENCY: Mapping[str, tuple[LowLatencyBackend, ...]] = MappingProxyType(
+    {"cpu": (GeneralProduct(),), "cuda": (GeneralProduct(),)}
 )
 
 # Words that SGLang's flags accept and that are not built here: refused with a sentence of their own.
@@ -38,6 +63,31 @@ UNBUILT_LINEAR = frozenset(
         "flashinfer_deepgemm",
         "flashinfer_trtllm",
         "triton",
+    }
+)
+UNBUILT_MOE = frozenset(
+    {
+        "aiter",
+        "cutlass",
+        "deep_gemm",
+        "experimental_sgl_marlin",
+        "experimental_sgl_trtllm",
+        "flashinfer_cutedsl",
+        "flashinfer_cutlass",
+        "flashinfer_megamoe",
+        "flashinfer_mxfp4",
+        "flashinfer_trtllm",
+        "flashinfer_trtllm_routed",
+        "hpc_ops",
+        "humming",
+        "intel_xpu",
+        "lora_cutedsl",
+        "lora_marlin",
+        "lora_triton",
+        "marlin",
+        "megamoe",
+        "triton",
+        "triton_kernel",
     }
 )
 UNBUILT_ATTENTION = frozenset(
@@ -54,12 +104,16 @@ class Kernels:
         activation_dtype: dtype of the activations.
         linear_backend: "auto" or the name that the user gave for quantized products.
         attention_backend: the same for attention.
+        moe_backend: the same for quantized experts.
+        state_dtype: dtype of the states of recurrent layers.
     """
 
     hardware: Hardware
     activation_dtype: torch.dtype
     linear_backend: str = "auto"
     attention_backend: str = "auto"
+    moe_backend: str = "auto"
+    state_dtype: torch.dtype = torch.float32
 
     def linear(self, spec: LinearSpec) -> Choice[LinearBackend]:
         """The backend of one dense product. The user's word counts for quantized weights; others go by `auto`.
@@ -77,6 +131,24 @@ class Kernels:
         subject = f"attention [{spec.num_heads} heads over {spec.num_kv_heads}, {spec.head_dim} wide]"
         candidates = ATTENTION.get(self.hardware.device.type, ())
         return choose(subject, candidates, spec, self.hardware, requested=self.attention_backend, unbuilt=UNBUILT_ATTENTION)
+
+    def moe(self, spec: MoeSpec) -> Choice[MoeBackend]:
+        """The backend of a layer's experts, for which the user's word counts as in `linear`; raises as that does."""
+        shape = f"{spec.num_experts} x {spec.intermediate_size} x {spec.in_features}"
+        subject = f"{'gated ' if spec.gated else ''}experts {spec.layer} [{shape}] {spec.weight_format}"
+        requested = self.moe_backend if spec.weight_format == "mxfp8" else "auto"
+        candidates = MOE.get(self.hardware.device.type, ())
+        return choose(subject, candidates, spec, self.hardware, requested=requested, unbuilt=UNBUILT_MOE)
+
+    def mamba(self, spec: MambaSpec) -> Choice[MambaBackend]:
+        """The backend of a recurrent layer."""
+        shape = f"{spec.num_heads} heads of {spec.head_dim} x {spec.state_size}"
+        return choose(f"mamba2 {spec.layer} [{shape}]", MAMBA.get(self.hardware.device.type, ()), spec, self.hardware)
+
+    def low_latency(self, spec: LinearSpec) -> Choice[LowLatencyBackend]:
+        """The backend for few tokens of a product that asks for one; "general" leaves them to the general product."""
+        subject = f"low latency {spec.layer} [{spec.out_features} x {spec.in_features}] {spec.weight_format}"
+        return choose(subject, LOW_LATENCY.get(self.hardware.device.type, ()), spec, self.hardware)
 
     def fused(self) -> Choice[FusedBackend]:
         """The backend of the small operations."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "status", lambda: native.Status(None, NOT_BUILT))
 
 
-def kernels(dtype: torch.dtype = torch.float32, **names: str) -> Kernels:
+def kernels(dtype: torch.dtype = torch.float32, **names: Any) -> Kernels:
     return Kernels(detect("cpu"), dtype, **names)
 
 
