@@ -6,7 +6,7 @@ A block that nobody holds stays findable until it is needed for something else, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class BlockPool:
@@ -14,10 +14,12 @@ class BlockPool:
 
     Args:
         num_blocks: how many there are.
+        on_forgotten: told each key that leads nowhere any more because its block was taken for something else.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, on_forgotten: Callable[[bytes], None] | None = None) -> None:
         self.num_blocks = num_blocks
+        self._on_forgotten = on_forgotten
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._key_of: dict[int, bytes] = {}
@@ -37,7 +39,9 @@ class BlockPool:
         if not self._free:
             raise RuntimeError(f"all {self.num_blocks} blocks are held")
         block, _ = self._free.popitem(last=False)
-        self._forget(block)
+        key = self._forget(block)
+        if key is not None and self._on_forgotten is not None:
+            self._on_forgotten(key)
         self._references[block] = 1
         return block
 
@@ -61,11 +65,20 @@ class BlockPool:
             self._free.move_to_end(block, last=block in self._key_of)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Make a full block findable. Where another block has the same contents, that one stays the one to find."""
-        if key not in self._block_of:
-            self._forget(block)
-            self._key_of[block] = key
-            self._block_of[key] = block
+        """Make a full block that somebody holds findable.
+
+        Where another block has the same contents, that one stays the one to find as long as it is held. A free one hands its
+        key over and is reused first, else what is in use would be lost with what is not.
+        """
+        other = self._block_of.get(key)
+        if other is not None and self._references[other]:
+            return
+        if other is not None:
+            self._forget(other)
+            self._free.move_to_end(other, last=False)
+        self._forget(block)
+        self._key_of[block] = key
+        self._block_of[key] = block
 
     def find(self, key: bytes) -> int | None:
         """The block with these contents, held or free."""
@@ -100,7 +113,9 @@ class BlockPool:
         if len(self._key_of) != len(self._block_of):
             raise RuntimeError(f"{len(self._block_of)} keys lead to {len(self._key_of)} blocks")
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int) -> bytes | None:
+        """Make a block unfindable; the key that led to it, where one did."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+        return key

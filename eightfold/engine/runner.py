@@ -3,100 +3,50 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from eightfold.cache.pools import KVPool
-from eightfold.config import EngineConfig, HardwareFacts, ModelFacts, ResolvedConfig, default_dtype, resolve
+from eightfold.cache.pools import CachePool
+from eightfold.engine.constraints import Masks, MaskWorkers
+from eightfold.engine.loading import LoadedModel
 from eightfold.engine.sampler import sample, token_logprobs
-from eightfold.hub.resolve import resolve_model
-from eightfold.kernels.hardware import detect
-from eightfold.kernels.operations import AttentionMetadata
-from eightfold.kernels.selection import Kernels
-from eightfold.models.arch import DecoderArch
-from eightfold.models.checkpoint import Checkpoint, GenerationConfig, read_generation_config
-from eightfold.models.decoder import Decoder
-from eightfold.models.loader import LoadReport, load, plan, read_model
-from eightfold.quant.mxfp8 import ScaleRule
-from eightfold.quant.policy import Policy
-from eightfold.types import Batch, Chunk, Progress, StepResult, TokenLogprobs
+from eightfold.kernels.operations import AttentionMetadata, BatchMetadata, StateMetadata
+from eightfold.types import Batch, Chunk, StepResult, TokenLogprobs
 
 
 class Runner:
     """Runs batches on one model with one pool.
 
     Attributes:
-        model: a bound model.
-        pool: its keys and values.
-        config: everything that was decided.
-        generation: the checkpoint's end tokens and sampling values.
-        vocab_size: token ids lie below it.
-        load_report: what became of each tensor.
-        model_path: the checkpoint's folder.
+        loaded: the model, and what it came from.
+        model: the model itself.
+        pool: its keys and values, and its recurrent states.
     """
 
-    def __init__(
-        self,
-        *,
-        model: Decoder,
-        pool: KVPool,
-        config: ResolvedConfig,
-        generation: GenerationConfig,
-        load_report: LoadReport,
-        model_path: Path,
-    ) -> None:
-        self.model = model
-        self.pool = pool
-        self.config = config
-        self.generation = generation
-        self.vocab_size = model.arch.vocab_size
-        self.load_report = load_report
-        self.model_path = model_path
-        self._device = pool.device
-
-    @classmethod
-    def load(cls, config: EngineConfig, *, report: Progress | None = None) -> Runner:
-        """Find the checkpoint, decide the configuration, load and quantize, and make the caches.
-
-        Raises:
-            InputError: a value, a checkpoint or a backend that cannot be used; all but damaged weights are found before any
-                weight is read.
-        """
-        path = resolve_model(config.model, revision=config.revision, report=report)
-        arch, model = read_model(path)
-        generation = read_generation_config(path)
-        hardware = detect(config.device)
-        device: Literal["cpu", "cuda"] = "cuda" if hardware.device.type == "cuda" else "cpu"
-        dtype = config.dtype if config.dtype != "auto" else default_dtype(device)[0]
-        kernels = Kernels(hardware, getattr(torch, dtype), config.fp8_gemm_backend, config.attention_backend)
-        policy = Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head)
-        checkpoint = Checkpoint(path)
-        load_plan = plan(model, checkpoint, policy, kernels)
-        facts = ModelFacts(arch.context_length, load_plan.weight_bytes, _kv_bytes_per_token(arch))
-        resolved = resolve(config, facts, HardwareFacts(device, hardware.name, hardware.memory_bytes))
-        load_report = load(model, checkpoint, load_plan, kernels, rule=ScaleRule(config.scale_rule), report=report)
-        pool = KVPool(
-            num_layers=arch.num_layers,
-            num_blocks=resolved.max_total_tokens // resolved.page_size,
-            block_size=resolved.page_size,
-            num_kv_heads=arch.num_kv_heads,
-            head_dim=arch.head_dim,
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Make the caches of a loaded model."""
+        self.loaded = loaded
+        self.model = loaded.model
+        config, layout, kernels = loaded.config, loaded.model.arch.layout, loaded.kernels
+        self.pool = CachePool(
+            layout,
+            num_blocks=config.max_total_tokens // config.page_size,
+            block_size=config.page_size,
+            num_slots=config.max_mamba_cache_size,
             dtype=kernels.activation_dtype,
-            device=hardware.device,
+            state_dtype=kernels.state_dtype,
+            device=kernels.hardware.device,
         )
-        return cls(model=model, pool=pool, config=resolved, generation=generation, load_report=load_report, model_path=path)
-
-    @staticmethod
-    def check(path: Path) -> None:
-        """Raise CheckpointError where the configuration of a checkpoint folder cannot be served; no weight is read."""
-        read_model(path)
+        self._device = self.pool.device
+        self._has_state = layout.has_state
+        self._mask_workers = MaskWorkers()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         """Compute every chunk, write its keys and values, and choose a token for each chunk that reaches its sequence's end."""
+        masks = self._mask_workers.start(batch)
+        self._restore_states(batch)
         token_ids = [token for chunk in batch.chunks for token in _tokens(chunk)]
         positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.start + chunk.length)]
         hidden_states = self.model(
@@ -110,14 +60,38 @@ class Runner:
             self._prompt_logprobs(hidden_states[start : start + chunk.length], chunk)
             for start, chunk in zip(starts, batch.chunks, strict=False)
         )
-        token_of, logprobs_of = self._sample(hidden_states, batch, starts)
+        token_of, logprobs_of = self._sample(hidden_states, batch, starts, masks)
         return StepResult(
             tuple(token_of.get(index) for index in range(len(batch.chunks))),
             tuple(logprobs_of.get(index) for index in range(len(batch.chunks))),
             prompt_logprobs,
         )
 
-    def _metadata(self, batch: Batch) -> AttentionMetadata:
+    def _restore_states(self, batch: Batch) -> None:
+        """Copy kept states to the sequences that go on from them, before anything of this batch is computed or kept."""
+        pairs = [(chunk.restore_from, _state_slot(chunk)) for chunk in batch.chunks if chunk.restore_from is not None]
+        if pairs:
+            self.pool.copy_states(*zip(*pairs, strict=True))
+
+    def _metadata(self, batch: Batch) -> BatchMetadata:
+        attention = self._attention_metadata(batch)
+        return BatchMetadata(attention, self._state_metadata(batch, attention) if self._has_state else None)
+
+    def _state_metadata(self, batch: Batch, attention: AttentionMetadata) -> StateMetadata:
+        saves = [
+            (index, save.position - chunk.start, save.slot) for index, chunk in enumerate(batch.chunks) for save in chunk.saves
+        ]
+        return StateMetadata(
+            slots=self._tensor([_state_slot(chunk) for chunk in batch.chunks], torch.int64),
+            is_new=self._tensor([chunk.start == 0 for chunk in batch.chunks], torch.bool),
+            query_start=attention.query_start,
+            save_sequences=self._tensor([index for index, _, _ in saves], torch.int64),
+            save_lengths=self._tensor([length for _, length, _ in saves], torch.int64),
+            save_slots=self._tensor([slot for _, _, slot in saves], torch.int64),
+            max_query_len=attention.max_query_len,
+        )
+
+    def _attention_metadata(self, batch: Batch) -> AttentionMetadata:
         block_size = self.pool.block_size
         slots = [
             chunk.sequence.block_table[position // block_size] * block_size + position % block_size
@@ -140,20 +114,21 @@ class Runner:
         )
 
     def _sample(
-        self, hidden_states: Tensor, batch: Batch, starts: list[int]
-    ) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
+        self, hidden_states: Tensor, batch: Batch, starts: list[int], masks: Masks
+    ) -> tuple[dict[int, int | None], dict[int, TokenLogprobs]]:
         """Tokens and their log probabilities by index of the chunk, for the chunks that sample."""
         sampling = [index for index, chunk in enumerate(batch.chunks) if chunk.samples]
         if not sampling:
             return {}, {}
         last = self._tensor([starts[index + 1] - 1 for index in sampling], torch.int64)
         logits = self.model.logits(hidden_states[last])  # [num_sampling, vocab_size]
-        tokens = sample(logits, [batch.chunks[index].sequence for index in sampling], self.generation.eos_token_ids)
+        sequences = [batch.chunks[index].sequence for index in sampling]
+        tokens = sample(logits, sequences, self.loaded.generation.eos_token_ids, masks)
         logprobs: dict[int, TokenLogprobs] = {}
-        for row, index in enumerate(sampling):
+        for row, (index, token) in enumerate(zip(sampling, tokens, strict=True)):
             num_top = batch.chunks[index].sequence.request.params.logprobs
-            if num_top is not None:
-                (logprobs[index],) = token_logprobs(logits[row : row + 1], tokens[row : row + 1], num_top)
+            if num_top is not None and token is not None:
+                (logprobs[index],) = token_logprobs(logits[row : row + 1], [token], num_top)
         return dict(zip(sampling, tokens, strict=True)), logprobs
 
     def _prompt_logprobs(self, hidden_states: Tensor, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
@@ -169,11 +144,12 @@ class Runner:
         return torch.tensor(values, dtype=dtype, device=self._device)
 
 
+def _state_slot(chunk: Chunk) -> int:
+    slot = chunk.sequence.state_slot
+    if slot is None:
+        raise RuntimeError(f"{chunk.sequence.request.request_id} is to be computed and has no state slot")
+    return slot
+
+
 def _tokens(chunk: Chunk) -> list[int]:
     return chunk.sequence.token_ids[chunk.start : chunk.start + chunk.length]
-
-
-def _kv_bytes_per_token(arch: DecoderArch) -> dict[str, int]:
-    """Bytes of keys and values that a token occupies over all layers, by the dtype of the cache."""
-    elements = 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim
-    return {"float32": 4 * elements, "bfloat16": 2 * elements, "float16": 2 * elements}

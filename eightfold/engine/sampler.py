@@ -4,16 +4,18 @@ Each row is a function of its own logits, parameters, seed and position alone: n
 same again when a preempted sequence is recomputed. A row that samples draws one uniform number from a counter-based generator
 (splitmix64 over seed and position) and inverts the cumulative distribution with it.
 
-The order is that of transformers: logit bias and bans, penalties, temperature, top-k, top-p, min-p.
+The order is that of transformers: logit bias, bans and the grammar's mask, penalties, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from eightfold.engine.constraints import Masks, allowed
 from eightfold.types import SamplingParams, Sequence, TokenLogprobs
 
 # Sorting the likeliest tokens is enough for most rows; the others sort the whole vocabulary.
@@ -21,21 +23,29 @@ _SORTED_PREFIX = 1024
 _MASK64 = (1 << 64) - 1
 
 
-def sample(logits: Tensor, sequences: SequenceOf[Sequence], eos_token_ids: frozenset[int]) -> list[int]:
-    """Choose the next token of each sequence.
+def sample(
+    logits: Tensor, sequences: SequenceOf[Sequence], eos_token_ids: frozenset[int], masks: Masks = MappingProxyType({})
+) -> list[int | None]:
+    """Choose the next token of each sequence; None where its grammar allows none.
 
     Args:
         logits: `[num_seqs, vocab_size]`, of any float dtype.
         sequences: the sequences that the rows belong to, their tokens so far included.
         eos_token_ids: the model's end tokens, which `min_tokens` holds back.
+        masks: of the sequences that have a grammar; waited for here.
     """
     wide = logits.float()
-    tokens: list[int] = []
+    tokens: list[int | None] = []
     greedy = wide.argmax(dim=-1).tolist()
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
         plain = wide[row]
-        adjusted = _adjust(plain, sequence, eos_token_ids)
+        mask = masks[sequence].result() if sequence in masks else None
+        permitted = None if mask is None else allowed(mask, len(plain)).to(plain.device)
+        if permitted is not None and not permitted.any():
+            tokens.append(None)
+            continue
+        adjusted = _adjust(plain, sequence, eos_token_ids, permitted)
         if params.temperature == 0.0:
             tokens.append(greedy[row] if adjusted is plain else int(adjusted.argmax()))
         else:
@@ -71,19 +81,29 @@ def uniform(seed: int, position: int) -> float:
     return ((state ^ (state >> 31)) >> 11) / (1 << 53)
 
 
-def _adjust(logits: Tensor, sequence: Sequence, eos_token_ids: frozenset[int]) -> Tensor:
-    """Logits `[vocab_size]` after bias, bans and penalties; the same tensor where nothing applies."""
+def _adjust(logits: Tensor, sequence: Sequence, eos_token_ids: frozenset[int], permitted: Tensor | None) -> Tensor:
+    """Logits `[vocab_size]` after bias, penalties, bans and the grammar's mask; the same tensor where nothing applies."""
     params = sequence.request.params
     banned = sorted(eos_token_ids | set(params.stop_token_ids)) if sequence.num_output_tokens < params.min_tokens else []
     penalised = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    if not (banned or penalised or params.logit_bias):
+    if not (banned or penalised or params.logit_bias or permitted is not None):
         return logits
     logits = logits.clone()
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
         logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=logits.device)
-    logits[banned] = float("-inf")
+    if permitted is None:
+        logits[banned] = float("-inf")
+    else:
+        logits.masked_fill_(~_without(permitted, banned), float("-inf"))
     return _penalise(logits, sequence) if penalised else logits
+
+
+def _without(permitted: Tensor, banned: list[int]) -> Tensor:
+    """Tokens `[vocab_size]` that a grammar permits, without those that are banned unless nothing else is left."""
+    rest = permitted.clone()
+    rest[banned] = False
+    return rest if rest.any() else permitted
 
 
 def _penalise(logits: Tensor, sequence: Sequence) -> Tensor:

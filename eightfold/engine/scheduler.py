@@ -20,6 +20,7 @@ from eightfold.errors import InputError
 from eightfold.types import (
     Batch,
     Chunk,
+    Constraint,
     FinishReason,
     Request,
     Sequence,
@@ -39,6 +40,7 @@ class Counters:
         generated_tokens: of all answers.
         prefix_queries: tokens of admitted sequences, preempted ones each time that they return.
         prefix_hits: those of them that were in the cache.
+        prefix_tokens_lost: those of them whose keys and values were in the cache, and no recurrent state with them.
         preemptions: how often a sequence gave its blocks back.
         finished: requests by the reason of their end.
     """
@@ -47,6 +49,7 @@ class Counters:
     generated_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_tokens_lost: int = 0
     preemptions: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
 
@@ -87,8 +90,8 @@ class Scheduler:
         """Whether any sequence has not ended."""
         return bool(self._live)
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        """Queue a request, with its grammar at work where it has one.
 
         A prompt that fits is taken even where the whole answer might not: generation then ends with "length" when the sequence
         fills the context or the cache.
@@ -107,7 +110,7 @@ class Scheduler:
                 expected=f"at most {self.max_sequence_tokens - 1}, which leaves one for the answer",
                 remedy="A larger --max-total-tokens would hold it." if self.max_sequence_tokens < self.context_length else "",
             )
-        sequence = Sequence.start(request)
+        sequence = Sequence.start(request, constraint)
         self._live[request.request_id] = sequence
         self.waiting.append(sequence)
         self.counters.prompt_tokens += sequence.num_prompt_tokens
@@ -122,8 +125,7 @@ class Scheduler:
             return None
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
-        self._end(sequence, "abort")
-        return TokenEvent(request_id, None, num_cached_tokens=sequence.num_cached_tokens, finish_reason="abort")
+        return self._abort(sequence)
 
     def schedule(self) -> Batch:
         """The next batch; empty only where there is no work."""
@@ -147,13 +149,16 @@ class Scheduler:
         ):
             sequence = chunk.sequence
             if sequence.status is SequenceStatus.FINISHED:
+                self.manager.discard(chunk.saves)
                 continue
             sequence.num_computed_tokens = chunk.start + chunk.length
             # A preempted prompt is computed again; its first results are kept.
             sequence.prompt_logprobs.extend(prompt_logprobs[max(0, len(sequence.prompt_logprobs) - chunk.start) :])
-            self.manager.commit(sequence)
+            self.manager.commit(sequence, chunk.saves)
             if token_id is not None:
                 events.append(self._append(sequence, token_id, logprobs))
+            elif chunk.samples:  # its grammar came to where no token leads on
+                events.append(self._abort(sequence))
         return events
 
     def check_integrity(self) -> None:
@@ -173,8 +178,8 @@ class Scheduler:
             name = sequence.request.request_id
             if sequence.status is not status:
                 raise RuntimeError(f"{name} is {sequence.status.value} in the queue of those {status.value}")
-            if status is SequenceStatus.WAITING and sequence.block_table:
-                raise RuntimeError(f"{name} waits and holds the blocks {sequence.block_table}")
+            if status is SequenceStatus.WAITING and (sequence.block_table or sequence.state_slot is not None):
+                raise RuntimeError(f"{name} waits and holds blocks {sequence.block_table}, state slot {sequence.state_slot}")
             if sequence.num_remaining_tokens < 1:
                 raise RuntimeError(f"{name} has computed {sequence.num_computed_tokens} of {len(sequence.token_ids)} tokens")
         if len(self.running) > self.max_running_requests:
@@ -215,13 +220,21 @@ class Scheduler:
             sequence.status = SequenceStatus.RUNNING
             self.counters.prefix_queries += len(sequence.token_ids)
             self.counters.prefix_hits += sequence.num_computed_tokens
+            self.counters.prefix_tokens_lost += sequence.num_matched_tokens - sequence.num_computed_tokens
             if sequence.num_preemptions == 0:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
-            scheduled[sequence] = self._chunk(sequence, length)
+            scheduled[sequence] = self._chunk(sequence, length, restore_from=self.manager.restore(sequence))
             budget -= length
 
-    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
-        return Chunk(sequence, sequence.num_computed_tokens, length, samples=length == sequence.num_remaining_tokens)
+    def _chunk(self, sequence: Sequence, length: int, *, restore_from: int | None = None) -> Chunk:
+        return Chunk(
+            sequence,
+            sequence.num_computed_tokens,
+            length,
+            samples=length == sequence.num_remaining_tokens,
+            restore_from=restore_from,
+            saves=self.manager.plan_saves(sequence, length),
+        )
 
     def _preempt(self, sequence: Sequence) -> None:
         self.manager.free(sequence)
@@ -252,11 +265,17 @@ class Scheduler:
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.request.params
         ends = token_id in params.stop_token_ids or (token_id in self.eos_token_ids and not params.ignore_eos)
-        if ends and sequence.num_output_tokens > params.min_tokens:
+        # A grammar lets an end token come that early only where it allows nothing else.
+        if ends and (sequence.num_output_tokens > params.min_tokens or sequence.constraint is not None):
             return "stop"
         if sequence.num_output_tokens >= params.max_tokens or len(sequence.token_ids) >= self.max_sequence_tokens:
             return "length"
         return None
+
+    def _abort(self, sequence: Sequence) -> TokenEvent:
+        self._end(sequence, "abort")
+        request_id = sequence.request.request_id
+        return TokenEvent(request_id, None, num_cached_tokens=sequence.num_cached_tokens, finish_reason="abort")
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:

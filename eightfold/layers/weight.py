@@ -1,7 +1,14 @@
-"""A weight as the loader fills it: storage that parts of a checkpoint arrive in, quantized on arrival or kept."""
+"""A weight as the loader fills it: storage that parts of a checkpoint arrive in, quantized on arrival or kept.
+
+Storage is made when the first part arrives, and a part is quantized straight into its place, so nothing is held twice. A weight
+remembers the storage that its backend computes with in place, but does not keep it alive: loading again writes into the same
+memory where it is still in use, and makes new memory where the backend has only a layout of its own.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +19,28 @@ from eightfold.quant import mxfp8
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule
 from eightfold.quant.policy import Decision, Role
 
+# Elements of a tensor that is kept which are checked and copied at once.
+_CHECKED_ELEMENTS = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the checkpoint, and the rows of the fused weight that it fills."""
+    """One tensor of the checkpoint, and where it goes.
+
+    Attributes:
+        name: its name.
+        shape: the shape that it must have.
+        place: selections along the first dimension, one after another, that lead to its place in the weight.
+    """
 
     name: str
-    rows: slice
+    shape: tuple[int, ...]
+    place: tuple[int | slice, ...]
+
+    @property
+    def layer(self) -> str:
+        """The layer that it belongs to, by the checkpoint's name for it."""
+        return self.name.rpartition(".")[0]
 
 
 class Weight:
@@ -29,54 +51,63 @@ class Weight:
         role: what it is to the model, for the policy.
         shape: shape of the whole.
         parts: the checkpoint's tensors, in order.
-        decision: quantized or not, and why; set by `allocate`.
+        decision: quantized or not, and why; set by `load`.
     """
 
-    def __init__(self, name: str, role: Role, parts: dict[str, int], *dims: int) -> None:
+    def __init__(self, name: str, role: Role, parts: Mapping[str, int], *dims: int) -> None:
         self.name = name
         self.role = role
         self.shape = (sum(parts.values()), *dims)
-        ends = [sum(list(parts.values())[: i + 1]) for i in range(len(parts))]
-        starts_ends = zip([0, *ends], ends, strict=False)
-        self.parts = tuple(Part(part, slice(start, end)) for part, (start, end) in zip(parts, starts_ends, strict=True))
         self.decision = Decision(False, "not loaded")
+        self.parts = tuple(Part(part, (rows.stop - rows.start, *dims), (rows,)) for part, rows in _stack(parts))
         self._value: MXTensor | Tensor | None = None
-        self._missing = {part.name for part in self.parts}
+        self._arrived: set[str] = set()
+        self._lent: tuple[weakref.ref[Tensor], ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the parts that have not arrived."""
-        return tuple(part.name for part in self.parts if part.name in self._missing)
+        return tuple(part.name for part in self.parts if part.name not in self._arrived)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The checkpoint's layer names behind the parts: the names without their last word."""
-        return tuple(part.name.rpartition(".")[0] for part in self.parts)
+        """The checkpoint's layers behind the parts."""
+        return tuple(part.layer for part in self.parts)
 
-    def part_shape(self, part: Part) -> tuple[int, ...]:
-        """Shape that the checkpoint's tensor must have."""
-        return (part.rows.stop - part.rows.start, *self.shape[1:])
+    def choose_spelling(self, present: Callable[[str], bool]) -> None:
+        """Settle on the names that a checkpoint has, where there is a choice; `present` says whether it has one."""
+
+    def cut(self, part: Part, shape: Sequence[int]) -> str | None:
+        """Why a tensor of another shape than the part's will do all the same, in a few words; None where it will not."""
+        del part, shape
+        return None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a backend computes with the memory that this weight was loaded into."""
+        return bool(self._lent) and all(reference() is not None for reference in self._lent)
+
+    def begin(self) -> None:
+        """Expect all parts, anew."""
+        self._value = None
+        self._arrived.clear()
 
     def load(
         self, part: Part, tensor: Tensor, *, decision: Decision, rule: ScaleRule, dtype: torch.dtype, arena: Arena
     ) -> None:
         """Take one part in: quantize it from its own values, or copy it as `dtype`.
 
-        Storage for the whole weight is made when its first part arrives.
-
         Raises:
             ValueError: NaN or infinity in `tensor`.
         """
         if self._value is None:
-            self.decision = decision
-            self._value = mxfp8.empty(self.shape, arena.empty) if decision.quantized else arena.empty(self.shape, dtype)
-        if isinstance(self._value, MXTensor):
-            mxfp8.quantize(tensor.to(arena.device), rule, out=self._value[part.rows])
-        else:
-            if not bool(torch.isfinite(tensor).all()):
-                raise ValueError("NaN or infinity")
-            self._value[part.rows].copy_(tensor)
-        self._missing.discard(part.name)
+            self._value, self.decision = self._storage(decision, dtype, arena), decision
+        for target, source in self._pieces(self._value, part, tensor):
+            if isinstance(target, MXTensor):
+                mxfp8.quantize(source.to(arena.device), rule, out=target)
+            else:
+                _copy_finite(source, target)
+        self._arrived.add(part.name)
 
     def fold(self) -> None:
         """Replace a quantized value by its folded form, for measuring what folding changes."""
@@ -89,9 +120,10 @@ class Weight:
         Raises:
             RuntimeError: a part is missing, or it was taken before.
         """
-        if self._value is None or self._missing:
+        if self._value is None or self.missing:
             raise RuntimeError(f"{self.name} is not whole: {', '.join(self.missing) or 'taken before'}")
         value, self._value = self._value, None
+        self._lent = tuple(weakref.ref(tensor) for tensor in _tensors(value))
         return value
 
     def take_dense(self) -> Tensor:
@@ -100,3 +132,107 @@ class Weight:
         if isinstance(value, MXTensor):
             raise RuntimeError(f"{self.name} is quantized, and its layer needs it dense")
         return value
+
+    def _storage(self, decision: Decision, dtype: torch.dtype, arena: Arena) -> MXTensor | Tensor:
+        """Where the weight will lie: the memory that a backend computes with already, else new one."""
+        lent = [tensor for tensor in (reference() for reference in self._lent) if tensor is not None]
+        if decision.quantized:
+            if self.decision.quantized and len(lent) == 2:
+                return MXTensor(lent[0], lent[1])
+            return mxfp8.empty(self.shape, arena.empty)
+        if not self.decision.quantized and len(lent) == 1 and lent[0].dtype == dtype:
+            return lent[0]
+        return arena.empty(self.shape, dtype)
+
+    def _pieces(self, value: MXTensor | Tensor, part: Part, tensor: Tensor) -> Iterator[tuple[MXTensor | Tensor, Tensor]]:
+        """Places in the weight, and what of a part goes there."""
+        yield _at(value, part.place), tensor
+
+
+class ExpertWeight(Weight):
+    """A projection of all experts, `[E, rows, K]`: of one kind, or gates before ups.
+
+    A checkpoint has it as a tensor for each expert and projection, or as one tensor of all, which is how transformers holds it.
+    Some exporters pad the inner width of the experts. Rows beyond it are cut off, since those of W2 have no columns for them.
+
+    Attributes:
+        num_experts: E.
+        rows: rows of one projection of one expert.
+    """
+
+    def __init__(
+        self, name: str, projections: Sequence[str], num_experts: int, rows: int, in_features: int, *, may_be_padded: bool
+    ) -> None:
+        """Name the projections: `{name}.{expert}.{projection}.weight` on disk, or `{name}.{fused}`.
+
+        Args:
+            name: the experts' name in the checkpoint, such as "backbone.layers.1.mixer.experts".
+            projections: such as ("gate_proj", "up_proj"); the fused tensor has their names joined as "gate_up_proj".
+            num_experts: E.
+            rows: of one projection.
+            in_features: K.
+            may_be_padded: whether the rows are the inner width, which may come padded.
+        """
+        self.num_experts, self.rows, self._may_be_padded = num_experts, rows, may_be_padded
+        fused = "_".join([item.removesuffix("_proj") for item in projections]) + "_proj"
+        super().__init__(f"{name}.{fused}", Role.EXPERTS, {}, in_features)
+        self.shape = (num_experts, len(projections) * rows, in_features)
+        self._fused = (Part(f"{name}.{fused}", self.shape, (slice(0, num_experts),)),)
+        self.parts = tuple(
+            Part(f"{name}.{expert}.{projection}.weight", (rows, in_features), (expert, slice(start, start + rows)))
+            for expert in range(num_experts)
+            for projection, start in zip(projections, range(0, self.shape[1], rows), strict=True)
+        )
+
+    def choose_spelling(self, present: Callable[[str], bool]) -> None:
+        """Take the fused tensor where the checkpoint has it."""
+        if present(self._fused[0].name):
+            self.parts = self._fused
+
+    def cut(self, part: Part, shape: Sequence[int]) -> str | None:
+        """Say how many rows are cut off an export that is padded."""
+        num_projections = self.shape[1] // self.rows if len(part.shape) == 3 else 1
+        padded, rest = divmod(shape[-2] if len(shape) == len(part.shape) else 0, num_projections)
+        others_fit = (*shape[:-2], shape[-1]) == (*part.shape[:-2], part.shape[-1])
+        if not (self._may_be_padded and others_fit and rest == 0 and padded > self.rows):
+            return None
+        return f"{padded} rows are cut to the {self.rows} that the down projection has columns for"
+
+    def _pieces(self, value: MXTensor | Tensor, part: Part, tensor: Tensor) -> Iterator[tuple[MXTensor | Tensor, Tensor]]:
+        """One projection of one expert at a time, without the rows that pad it."""
+        if tensor.ndim == 2:
+            yield _at(value, part.place), tensor[: self.rows]
+            return
+        num_projections = self.shape[1] // self.rows
+        for expert in range(self.num_experts):
+            projections = tensor[expert].unflatten(0, (num_projections, -1))  # [projections, rows as stored, K]
+            for index, projection in enumerate(projections):
+                place = (expert, slice(index * self.rows, (index + 1) * self.rows))
+                yield _at(value, place), projection[: self.rows]
+
+
+def _copy_finite(source: Tensor, target: Tensor) -> None:
+    """Copy, some rows at a time: the check of a whole embedding would take more memory than the embedding."""
+    rows = max(1, _CHECKED_ELEMENTS // max(1, source[:1].numel()))
+    for start in range(0, len(source), rows):
+        chunk = source[start : start + rows]
+        if not bool(torch.isfinite(chunk).all()):
+            raise ValueError("NaN or infinity")
+        target[start : start + rows].copy_(chunk)
+
+
+def _stack(parts: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
+    start = 0
+    for name, rows in parts.items():
+        yield name, slice(start, start + rows)
+        start += rows
+
+
+def _at(value: MXTensor | Tensor, place: Sequence[int | slice]) -> MXTensor | Tensor:
+    for selection in place:
+        value = value[selection]
+    return value
+
+
+def _tensors(value: MXTensor | Tensor) -> tuple[Tensor, ...]:
+    return (value.data, value.scale) if isinstance(value, MXTensor) else (value,)

@@ -1,8 +1,8 @@
 """The architecture of a Llama-like decoder, normalised from a Hugging Face `config.json`.
 
-Families are data: a row of `DECODER_FAMILIES` for each model type says what differs, with the defaults that transformers' own
-configuration class has for the keys that a `config.json` leaves out. Whatever would change the numbers and is not computed here
-is refused by the name of its key. Keys that cannot change them (token ids, dropout, initialisation, training) are not read.
+Families are data: a row of `DECODER_FAMILIES` for each model type says what differs. Whatever would change the numbers and is
+not computed here is refused by the name of its key. Keys that cannot change them (token ids, dropout, initialisation, training)
+are not read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,28 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from eightfold.kernels.operations import Routing
+from eightfold.layers.attention import QKNorm
+from eightfold.layers.caches import CacheLayout
 from eightfold.layers.rotary import RopeConfig
+from eightfold.models.families import CHANGES_RESULTS, DECODER_FAMILIES, DecoderFamily, MixtureFamily
 from eightfold.models.hf_config import ConfigReader
 from eightfold.models.rope import context_length, read_rope
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureArch:
+    """The experts of a layer.
+
+    Attributes:
+        routing: how they are chosen.
+        intermediate_size: width inside one.
+        shared_intermediate_size: width inside the expert that every token uses; None where there is none.
+    """
+
+    routing: Routing
+    intermediate_size: int
+    shared_intermediate_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +43,12 @@ class LayerArch:
     Attributes:
         uses_rope: whether queries and keys are rotated by position.
         sliding_window: a query at position p sees keys p - window + 1 .. p; None sees all keys up to p.
+        mixture: its experts; None where it has an MLP.
     """
 
     uses_rope: bool
     sliding_window: int | None
+    mixture: MixtureArch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +70,13 @@ class DecoderArch:
         attention_bias_qkv: whether the projections of queries, keys and values have biases.
         attention_bias_o: whether the projection after attention has one.
         mlp_bias: whether the projections of the MLP have biases.
-        qk_norm: whether each head of queries and keys passes an RMS norm before it is rotated.
+        qk_norm: the RMS norm that queries and keys pass before they are rotated; None where they pass none.
         tie_word_embeddings: whether the output head is the embedding.
         rope: how positions become rotations.
         layers: the layers, first to last.
         context_length: the longest sequence that the checkpoint is made for, by the rule of `models.rope.context_length`.
         dtype: dtype of the weights in the files, by torch's name, or None where the configuration does not say.
+        state_dtype: None; no layer recurs.
     """
 
     model_type: str
@@ -71,113 +93,19 @@ class DecoderArch:
     attention_bias_qkv: bool
     attention_bias_o: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QKNorm | None
     tie_word_embeddings: bool
     rope: RopeConfig
     layers: tuple[LayerArch, ...]
     context_length: int
     dtype: str | None
+    state_dtype: str | None = None
 
+    @property
+    def layout(self) -> CacheLayout:
+        """Every layer attends, and none recurs."""
+        return CacheLayout((True,) * self.num_layers, self.num_kv_heads, self.head_dim, (False,) * self.num_layers)
 
-@dataclass(frozen=True, slots=True)
-class DecoderFamily:
-    """What one model type has of its own.
-
-    Attributes:
-        max_position_embeddings: default of the key; so are the next five.
-        num_key_value_heads: None stands for as many as query heads.
-        head_dim: None stands for hidden_size / num_attention_heads.
-        rope_theta: base of the rotation.
-        tie_word_embeddings: whether the head is the embedding.
-        sliding_window: the window of layers that slide.
-        slides: which layers have the window, where `layer_types` does not say: none, all, those from `max_window_layers` on, or
-            those without rotation. The latter two slide only with `use_sliding_window`.
-        reads: keys of `CHANGES_RESULTS` that this type has a meaning for.
-        qkv_bias: whether queries, keys and values have biases without any key that says so.
-        qk_norm: whether heads of queries and keys are normed.
-    """
-
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    rope_theta: float = 10_000.0
-    tie_word_embeddings: bool = False
-    sliding_window: int | None = None
-    slides: Literal["none", "all", "late", "unrotated"] = "none"
-    reads: frozenset[str] = frozenset()
-    qkv_bias: bool = False
-    qk_norm: bool = False
-
-
-# SmolLM2 is of type llama.
-DECODER_FAMILIES: Mapping[str, DecoderFamily] = MappingProxyType(
-    {
-        "llama": DecoderFamily(2048, reads=frozenset({"attention_bias", "mlp_bias"})),
-        "mistral": DecoderFamily(131072, num_key_value_heads=8, sliding_window=4096, slides="all"),
-        "qwen2": DecoderFamily(
-            32768,
-            num_key_value_heads=32,
-            sliding_window=4096,
-            slides="late",
-            reads=frozenset({"use_sliding_window"}),
-            qkv_bias=True,
-        ),
-        "qwen3": DecoderFamily(
-            32768,
-            num_key_value_heads=32,
-            head_dim=128,
-            sliding_window=4096,
-            slides="late",
-            reads=frozenset({"attention_bias", "use_sliding_window"}),
-            qk_norm=True,
-        ),
-        "smollm3": DecoderFamily(
-            32768,
-            num_key_value_heads=4,
-            rope_theta=2_000_000.0,
-            tie_word_embeddings=True,
-            slides="unrotated",
-            reads=frozenset({"attention_bias", "mlp_bias", "use_sliding_window", "no_rope_layers", "no_rope_layer_interval"}),
-        ),
-    }
-)
-
-# Keys by which relatives of these families compute something else, and the values with which they do not.
-CHANGES_RESULTS: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "add_cross_attention": (None, False),
-        "alibi": (None, False),
-        "attention_bias": (None, False),
-        "attention_chunk_size": (None,),
-        "attention_multiplier": (None,),
-        "attn_logit_softcapping": (None,),
-        "attn_temperature_tuning": (None, False, 0),
-        "clip_qkv": (None,),
-        "compression_config": (None, {}),
-        "embedding_multiplier": (None, 1),
-        "final_logit_softcapping": (None,),
-        "is_encoder_decoder": (None, False),
-        "logit_scale": (None, 1),
-        "logits_scaling": (None, 1),
-        "mlp_bias": (None, False),
-        "n_routed_experts": (None, 0),
-        "no_rope_layer_interval": (None,),
-        "no_rope_layers": (None,),
-        "num_experts": (None, 0),
-        "num_local_experts": (None, 0),
-        "per_layer_config": (None, {}),
-        "pretraining_tp": (None, 1),
-        "qk_layernorm": (None, False),
-        "query_pre_attn_scalar": (None,),
-        "residual_multiplier": (None, 1),
-        "rope_interleave": (None, False),
-        "scale_depth": (None,),
-        "scale_emb": (None, 1),
-        "use_parallel_residual": (None, False),
-        "use_qk_norm": (None, False),
-        "use_sliding_window": (None, False),
-    }
-)
 
 DTYPES = ("bfloat16", "float16", "float32")
 ACTIVATIONS: Mapping[str, Literal["silu"]] = MappingProxyType({"silu": "silu", "swish": "silu"})
@@ -197,7 +125,7 @@ def read_arch(config: Mapping[str, Any]) -> DecoderArch:
     reader = ConfigReader(config)
     model_type = reader.choice("model_type", DECODER_FAMILIES)
     family = DECODER_FAMILIES[model_type]
-    _refuse_unsupported(reader, model_type, family)
+    refuse_unsupported(reader, reads=family.reads)
 
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     num_kv_heads = reader.integer_or_none("num_key_value_heads", family.num_key_value_heads) or num_heads
@@ -208,11 +136,11 @@ def read_arch(config: Mapping[str, Any]) -> DecoderArch:
         if hidden_size % num_heads:
             reader.refuse("num_attention_heads", f"a divisor of hidden_size, {hidden_size}, or a head_dim")
         head_dim = hidden_size // num_heads
+    qkv_bias = reader.flag("qkv_bias", family.qkv_bias) if "qkv_bias" in family.reads else family.qkv_bias
     has_bias = "attention_bias" in family.reads and reader.flag("attention_bias", False)
     max_positions = reader.integer("max_position_embeddings", family.max_position_embeddings)
     rope = read_rope(reader, head_dim=head_dim, max_positions=max_positions, default_theta=family.rope_theta)
     num_layers = reader.integer("num_hidden_layers")
-    dtype_key = "dtype" if config.get("dtype") is not None else "torch_dtype"
     return DecoderArch(
         model_type=model_type,
         vocab_size=reader.integer("vocab_size"),
@@ -223,9 +151,9 @@ def read_arch(config: Mapping[str, Any]) -> DecoderArch:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         attention_scale=head_dim**-0.5,
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=reader.number("rms_norm_eps", family.rms_norm_eps),
         activation=ACTIVATIONS[reader.choice("hidden_act", ACTIVATIONS, "silu")],
-        attention_bias_qkv=has_bias or family.qkv_bias,
+        attention_bias_qkv=has_bias or qkv_bias,
         attention_bias_o=has_bias,
         mlp_bias="mlp_bias" in family.reads and reader.flag("mlp_bias", False),
         qk_norm=family.qk_norm,
@@ -233,7 +161,7 @@ def read_arch(config: Mapping[str, Any]) -> DecoderArch:
         rope=rope,
         layers=_read_layers(reader, family, num_layers),
         context_length=context_length(rope, max_positions),
-        dtype=None if config.get(dtype_key) is None else reader.choice(dtype_key, DTYPES),
+        dtype=read_dtype(reader),
     )
 
 
@@ -261,7 +189,35 @@ def _read_layers(reader: ConfigReader, family: DecoderFamily, num_layers: int) -
         if stated != slides and (window is None or family.slides == "all"):
             reader.refuse("layer_types", f"only {kinds[window is not None]}, by the other keys and this model type")
         slides = stated
-    return tuple(LayerArch(rotated, window if slide else None) for rotated, slide in zip(uses_rope, slides, strict=True))
+    mixtures = _read_mixtures(reader, family.mixture, num_layers)
+    return tuple(
+        LayerArch(rotated, window if slide else None, mixture)
+        for rotated, slide, mixture in zip(uses_rope, slides, mixtures, strict=True)
+    )
+
+
+def _read_mixtures(reader: ConfigReader, family: MixtureFamily | None, num_layers: int) -> list[MixtureArch | None]:
+    """The experts of each layer; None for a layer that has an MLP."""
+    if family is None:
+        return [None] * num_layers
+    key = "num_experts" if reader.values.get("num_experts") is not None else "num_local_experts"
+    num_experts = reader.integer(key, family.num_experts)
+    top_k = reader.integer("num_experts_per_tok", family.top_k)
+    if top_k > num_experts:
+        reader.refuse("num_experts_per_tok", f"at most {key}, {num_experts}")
+    normalizes = reader.flag("norm_topk_prob", False) if family.normalizes is None else family.normalizes
+    shared = None
+    if family.shared_width is not None:
+        shared = reader.integer("shared_expert_intermediate_size", family.shared_width)
+    mixture = MixtureArch(
+        Routing(num_experts, top_k, "softmax", normalizes), reader.integer(family.width_key, family.width), shared
+    )
+    if not family.may_have_dense_layers:
+        return [mixture] * num_layers
+    step, dense = reader.integer("decoder_sparse_step", 1), reader.items("mlp_only_layers") or []
+    if any(not isinstance(index, int) or not 0 <= index < num_layers for index in dense):
+        reader.refuse("mlp_only_layers", f"indices of layers, from 0 to {num_layers - 1}")
+    return [None if index in dense or (index + 1) % step else mixture for index in range(num_layers)]
 
 
 def _rotated_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
@@ -275,8 +231,18 @@ def _rotated_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
     return [bool(item) for item in given[:num_layers]]
 
 
-def _refuse_unsupported(reader: ConfigReader, model_type: str, family: DecoderFamily) -> None:
-    """Refuse keys that would change the numbers in a way that these models do not compute."""
+def read_dtype(reader: ConfigReader) -> str | None:
+    """The dtype of the weights in the files, under its new or its old key; None where neither says."""
+    key = "dtype" if reader.values.get("dtype") is not None else "torch_dtype"
+    return None if reader.values.get(key) is None else reader.choice(key, DTYPES)
+
+
+def refuse_unsupported(reader: ConfigReader, *, reads: frozenset[str]) -> None:
+    """Refuse keys that would change the numbers in a way that no model here computes, but for those that this one reads.
+
+    Raises:
+        CheckpointError: the key.
+    """
     config = reader.values
     if config.get("quantization_config"):
         method = config["quantization_config"]
@@ -291,6 +257,7 @@ def _refuse_unsupported(reader: ConfigReader, model_type: str, family: DecoderFa
     if architectures and not any(str(item).endswith("ForCausalLM") for item in architectures):
         reader.refuse("architectures", "a model that generates text, whose name ends in ForCausalLM")
     for key, neutral in CHANGES_RESULTS.items():
-        if key not in family.reads and config.get(key) not in neutral:
+        if key not in reads and config.get(key) not in neutral:
             values = " or ".join(repr(value) for value in neutral[1:]) or "null"
+            model_type = config.get("model_type")
             reader.refuse(key, f"no such key, or {values}", remedy=f"Models of type {model_type} do not compute it here.")

@@ -7,7 +7,7 @@ name, shape and dtype of each tensor. Files are mapped, so a tensor costs memory
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,15 +20,26 @@ from torch import Tensor
 from eightfold.errors import CheckpointError
 from eightfold.types import NEUTRAL_SAMPLING, SamplingParams
 
+_FLOATS = ("Infinity", "-Infinity", "NaN")
 INDEX_NAME = "model.safetensors.index.json"
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16})
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file's header says of a tensor. `dtype` is in safetensors' spelling, such as "BF16"."""
+    """What a file's header says of a tensor.
+
+    Attributes:
+        name: the name that the model uses for it.
+        stored_name: the name in the file.
+        file: where it is.
+        shape: its shape.
+        dtype: in safetensors' spelling, such as "BF16".
+        nbytes: its size.
+    """
 
     name: str
+    stored_name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
@@ -51,29 +62,41 @@ class GenerationConfig:
 class Checkpoint:
     """The safetensors files of a folder.
 
+    Args:
+        path: the folder.
+        canonical: a name in the files to the name that the model uses.
+        unused: patterns of names in the files that no model computes with, each with the reason.
+
     Attributes:
         path: the folder.
-        tensors: name to header, in the order in which the tensors lie in the files.
+        unused: as given.
+        tensors: the model's name to header, in the order in which the tensors lie in the files.
 
     Raises:
         CheckpointError: no weights, a damaged index or file, or an index and files that disagree, each by name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, *, canonical: Callable[[str], str] = str, unused: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.path, self.unused = path, unused
         self.tensors: dict[str, TensorInfo] = {}
         index = path / INDEX_NAME
         expected = _read_index(index) if index.exists() else None
         for file in _weight_files(path, expected):
-            for info in _read_header(file):
+            for info in _read_header(file, canonical):
                 if info.name in self.tensors:
-                    other = self.tensors[info.name].file.name
+                    other = self.tensors[info.name]
+                    same = info.stored_name == other.stored_name
                     raise CheckpointError(
-                        info.name, got=f"it in {other} and in {file.name}", expected="each tensor in one file"
+                        info.stored_name,
+                        got=f"it in {other.file.name} and in {file.name}" if same else f"{other.stored_name} as well",
+                        expected="each tensor in one file" if same else "one of the two, which are names of the same tensor",
                     )
                 self.tensors[info.name] = info
+        files = {info.stored_name: info.file.name for info in self.tensors.values()}
         for name, file_name in (expected or {}).items():
-            if name not in self.tensors or self.tensors[name].file.name != file_name:
+            if files.get(name) != file_name:
                 raise CheckpointError(
                     f"tensor {name}", got=f"no such tensor in {file_name}", expected=f"it there, as {INDEX_NAME} says"
                 )
@@ -86,7 +109,7 @@ class Checkpoint:
     def read_one(self, name: str) -> Tensor:
         """One tensor by name, as a view of its mapped file."""
         with safe_open(self.tensors[name].file, framework="pt") as reader:
-            tensor: Tensor = reader.get_tensor(name)
+            tensor: Tensor = reader.get_tensor(self.tensors[name].stored_name)
             return tensor
 
     def read(self) -> Iterator[tuple[TensorInfo, Tensor]]:
@@ -97,7 +120,7 @@ class Checkpoint:
         for file, infos in files.items():
             with safe_open(file, framework="pt") as reader:
                 for info in infos:
-                    yield info, reader.get_tensor(info.name)
+                    yield info, reader.get_tensor(info.stored_name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -109,7 +132,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(str(path), got="no such file", expected=f"{path.name} beside the weights")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_spelled_float)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(str(path), got=f"damaged JSON ({error})", expected="a JSON object") from error
     if not isinstance(content, dict):
@@ -132,6 +155,11 @@ def read_generation_config(path: Path) -> GenerationConfig:
         value = config.get("eos_token_id")
         eos.update(value if isinstance(value, list) else [] if value is None else [value])
     return GenerationConfig(MappingProxyType(sampling), frozenset(eos))
+
+
+def _spelled_float(item: dict[str, Any]) -> Any:
+    """Infinity, as transformers writes it into a configuration: JSON itself has no word for it."""
+    return float(item["__float__"]) if item.keys() == {"__float__"} and item["__float__"] in _FLOATS else item
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -169,14 +197,14 @@ def _weight_files(path: Path, index: dict[str, str] | None) -> list[Path]:
     return files
 
 
-def _read_header(file: Path) -> Iterator[TensorInfo]:
+def _read_header(file: Path, canonical: Callable[[str], str]) -> Iterator[TensorInfo]:
     try:
         with safe_open(file, framework="pt") as reader:
             for name in reader.offset_keys():
                 part = reader.get_slice(name)
                 shape, dtype = tuple(part.get_shape()), str(part.get_dtype())
                 width = DTYPES[dtype].itemsize if dtype in DTYPES else 1
-                yield TensorInfo(name, file, shape, dtype, torch.Size(shape).numel() * width)
+                yield TensorInfo(canonical(name), name, file, shape, dtype, torch.Size(shape).numel() * width)
     except SafetensorError as error:
         size = file.stat().st_size
         raise CheckpointError(

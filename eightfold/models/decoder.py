@@ -1,11 +1,10 @@
-"""Llama-like decoders: Llama, Mistral, Qwen2, Qwen3, SmolLM2 and SmolLM3. What differs between them is data in `DecoderArch`.
+"""Llama-like decoders, dense and with experts: Llama, Mistral, Qwen, SmolLM, Mixtral, OLMoE. `DecoderArch` has what differs.
 
     hidden = embedding(tokens)
-    for each layer:   hidden += attention(norm(hidden));   hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
+    for each layer:   hidden += attention(norm(hidden));   hidden += mlp(norm(hidden))
     logits = head(norm(hidden))
 
-A decoder runs on explicit arguments alone: token ids and positions, a pair of cache tensors for each layer, and the metadata
-that says where in them the tokens of each sequence lie.
+where mlp(x) = down(silu(gate(x)) * up(x)), or the weighted sum of such experts that a router chooses for each token.
 """
 
 from __future__ import annotations
@@ -14,40 +13,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from eightfold.kernels.operations import AttentionMetadata, FusedBackend
+from eightfold.kernels.operations import BatchMetadata
 from eightfold.kernels.selection import Kernels
-from eightfold.layers.attention import Attention, KVCache
+from eightfold.layers.attention import Attention
+from eightfold.layers.caches import LayerCache
 from eightfold.layers.embedding import Embedding, OutputHead
-from eightfold.layers.linear import Linear
+from eightfold.layers.mlp import MLP
 from eightfold.layers.module import Module
+from eightfold.layers.moe import Experts, MoE, Router
 from eightfold.layers.norm import RMSNorm
 from eightfold.layers.rotary import rotary_table
-from eightfold.models.arch import DecoderArch, LayerArch
-
-
-class MLP(Module):
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, name: str, arch: DecoderArch) -> None:
-        width = arch.intermediate_size
-        parts = {f"{name}.gate_proj": width, f"{name}.up_proj": width}
-        self.gate_up_proj = Linear(f"{name}.gate_up_proj", arch.hidden_size, parts, bias=arch.mlp_bias)
-        self.down_proj = Linear(f"{name}.down_proj", width, {f"{name}.down_proj": arch.hidden_size}, bias=arch.mlp_bias)
-        self._fused: FusedBackend
-
-    def bind(self, kernels: Kernels) -> None:
-        """Take the backends."""
-        super().bind(kernels)
-        self._fused = kernels.fused().backend
-
-    def __call__(self, hidden_states: Tensor) -> Tensor:
-        """`[T, hidden]` from `[T, hidden]`."""
-        return self.down_proj(self._fused.silu_and_mul(self.gate_up_proj(hidden_states)))
+from eightfold.models.arch import DecoderArch, LayerArch, MixtureArch
+from eightfold.models.causal_lm import CausalLM
 
 
 class DecoderLayer(Module):
-    """One block: attention and MLP, each after a norm. The residual travels beside the hidden states, so that its addition
-    and the next norm are one operation.
+    """One block: attention, then an MLP or experts, each after a norm. The residual travels beside the hidden states, so that
+    its addition and the next norm are one operation.
     """
 
     def __init__(self, name: str, arch: DecoderArch, layer: LayerArch) -> None:
@@ -63,10 +45,14 @@ class DecoderLayer(Module):
             uses_rope=layer.uses_rope,
             qkv_bias=arch.attention_bias_qkv,
             o_bias=arch.attention_bias_o,
-            qk_norm_eps=arch.rms_norm_eps if arch.qk_norm else None,
+            qk_norm=arch.qk_norm,
+            norm_eps=arch.rms_norm_eps,
         )
         self.post_attention_layernorm = RMSNorm(f"{name}.post_attention_layernorm", arch.hidden_size, arch.rms_norm_eps)
-        self.mlp = MLP(f"{name}.mlp", arch)
+        if layer.mixture is None:
+            self.mlp: MLP | MoE = _mlp(f"{name}.mlp", arch, arch.intermediate_size)
+        else:
+            self.mlp = _mixture(f"{name}.mlp", arch, layer.mixture)
 
     def __call__(
         self,
@@ -74,21 +60,23 @@ class DecoderLayer(Module):
         residual: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
+        cache: LayerCache,
+        metadata: BatchMetadata,
     ) -> tuple[Tensor, Tensor]:
-        """(what the MLP adds, residual), each `[T, hidden]`, from the same two of the layer before."""
+        """(output of the MLP, residual before its addition), each `[T, hidden]`, from the same two of the layer before."""
+        if cache.kv is None:
+            raise ValueError(f"{self.self_attn.name} needs a cache of keys and values")
         normed, residual = self.input_layernorm.add(hidden_states, residual)
-        attended = self.self_attn(normed, positions, cos_sin, kv_cache, metadata)
+        attended = self.self_attn(normed, positions, cos_sin, cache.kv, metadata.attention)
         normed, residual = self.post_attention_layernorm.add(attended, residual)
         return self.mlp(normed), residual
 
 
-class Decoder(Module):
-    """A whole model. Fill its weights, then `bind()`, then call it."""
+class Decoder(CausalLM):
+    """A whole model."""
 
     def __init__(self, arch: DecoderArch) -> None:
-        self.arch = arch
+        self.arch: DecoderArch = arch
         self.embed_tokens = Embedding("model.embed_tokens", arch.vocab_size, arch.hidden_size)
         self.layers = [DecoderLayer(f"model.layers.{index}", arch, layer) for index, layer in enumerate(arch.layers)]
         self.norm = RMSNorm("model.norm", arch.hidden_size, arch.rms_norm_eps)
@@ -101,23 +89,31 @@ class Decoder(Module):
         super().bind(kernels)
         self._cos_sin = rotary_table(self.arch.rope, self.arch.context_length).to(kernels.hardware.device)
 
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttentionMetadata
-    ) -> Tensor:
-        """Final hidden states `[T, hidden]`.
-
-        Args:
-            token_ids: `int64 [T]`, the chunks of all sequences one after another.
-            positions: `int64 [T]`, the position of each token in its sequence.
-            kv_caches: a pair of caches for each layer; this batch's keys and values are written into them.
-            metadata: where the sequences lie in the batch and in the caches.
-        """
+    def __call__(self, token_ids: Tensor, positions: Tensor, caches: Sequence[LayerCache], metadata: BatchMetadata) -> Tensor:
+        """Final hidden states `[T, hidden]`."""
         hidden_states = self.embed_tokens(token_ids)
         residual = hidden_states.new_zeros(hidden_states.shape)
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden_states, residual = layer(hidden_states, residual, positions, self._cos_sin, kv_cache, metadata)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden_states, residual = layer(hidden_states, residual, positions, self._cos_sin, cache, metadata)
         return self.norm.add(hidden_states, residual)[0]
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """Logits `[T, vocab_size]` from final hidden states `[T, hidden]`."""
-        return self.lm_head(hidden_states)
+
+def _mlp(name: str, arch: DecoderArch, width: int) -> MLP:
+    return MLP(name, arch.hidden_size, width, activation=arch.activation, gated=True, bias=arch.mlp_bias)
+
+
+def _mixture(name: str, arch: DecoderArch, mixture: MixtureArch) -> MoE:
+    router = Router(f"{name}.gate", arch.hidden_size, mixture.routing, has_correction_bias=False)
+    experts = Experts(
+        f"{name}.experts",
+        arch.hidden_size,
+        mixture.intermediate_size,
+        num_experts=mixture.routing.num_experts,
+        top_k=mixture.routing.top_k,
+        activation=arch.activation,
+        gated=True,
+    )
+    if mixture.shared_intermediate_size is None:
+        return MoE(arch.hidden_size, router, experts)
+    shared = _mlp(f"{name}.shared_expert", arch, mixture.shared_intermediate_size)
+    return MoE(arch.hidden_size, router, experts, shared=shared, shared_gate=f"{name}.shared_expert_gate")

@@ -10,7 +10,9 @@ the peak is the final model plus, while a backend repacks a weight into its own 
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +23,19 @@ import torch
 from eightfold.errors import CheckpointError
 from eightfold.kernels.selection import Kernels
 from eightfold.kernels.storage import Arena
-from eightfold.layers.attention import Attention
 from eightfold.layers.embedding import OutputHead
-from eightfold.layers.linear import Linear
-from eightfold.layers.module import Module
+from eightfold.layers.linear import dtype_name
+from eightfold.layers.module import Chosen, Module
 from eightfold.layers.weight import Part, Weight
-from eightfold.models.arch import DecoderArch
+from eightfold.models.causal_lm import CausalLM
 from eightfold.models.checkpoint import DTYPES, Checkpoint, TensorInfo, read_json
-from eightfold.models.decoder import Decoder
 from eightfold.models.registry import family_of
 from eightfold.quant.mxfp8 import ScaleRule, num_blocks
 from eightfold.quant.policy import Decision, Policy, Role
 from eightfold.types import Progress
 
 # Tensors that old checkpoints hold and that follow from the configuration.
-DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+_DERIVED = {r"rotary_emb\.inv_freq$": "follows from config.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Destination:
     @property
     def nbytes(self) -> int:
         """Bytes that it will occupy."""
-        *rows, k = self.weight.part_shape(self.part)
+        *rows, k = self.part.shape
         num_rows = torch.Size(rows).numel()
         return num_rows * (k + num_blocks(k)) if self.decision.quantized else num_rows * k * self.dtype.itemsize
 
@@ -61,13 +61,17 @@ class LoadPlan:
 
     Attributes:
         destinations: for each tensor of the checkpoint where it goes: one place, or two for a tied head that is quantized.
-        skipped: tensors of the checkpoint that are not needed, each with the reason.
+        skipped: tensors of the checkpoint that are not needed, by their names in the files, each with the reason.
         tied: names that share the weight of another, by config.json, and the name of that other.
+        chosen: the backends that will be asked for, as far as can be known before weights are read.
+        notes: what is worth a line: tensors that are passed over or cut.
     """
 
     destinations: Mapping[str, tuple[Destination, ...]]
     skipped: Mapping[str, str]
     tied: Mapping[str, str]
+    chosen: tuple[Chosen, ...]
+    notes: tuple[str, ...]
 
     @property
     def weight_bytes(self) -> int:
@@ -94,11 +98,13 @@ class LoadReport:
     Attributes:
         tensors: every tensor that went into the model, in the order of the files.
         skipped: tensors that were not needed, each with the reason.
+        notes: what is worth a line: tensors that were passed over or cut.
         seconds: time to read, quantize and bind.
     """
 
     tensors: tuple[TensorReport, ...]
     skipped: Mapping[str, str]
+    notes: tuple[str, ...]
     seconds: float
 
     @property
@@ -112,19 +118,27 @@ class LoadReport:
         return sum(item.bytes_after for item in self.tensors)
 
 
-def read_model(path: Path) -> tuple[DecoderArch, Decoder]:
-    """The architecture of a checkpoint folder, and a model without weights.
+def read_model(path: Path) -> CausalLM:
+    """The model of a checkpoint folder, without weights.
 
     Raises:
         CheckpointError: the configuration is missing, damaged or not supported.
     """
     config = read_json(path / "config.json")
-    family = family_of(config)
-    arch = family.read_arch(config)
-    return arch, family.build(arch)
+    return family_of(config).build(config)
 
 
-def plan(model: Module, checkpoint: Checkpoint, policy: Policy, kernels: Kernels) -> LoadPlan:
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The files of a checkpoint folder, whose tensors have the names that its model uses.
+
+    Raises:
+        CheckpointError: files that are missing, damaged or disagree.
+    """
+    family = family_of(read_json(path / "config.json"))
+    return Checkpoint(path, canonical=family.canonical, unused=family.unused)
+
+
+def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kernels) -> LoadPlan:
     """Match a model and a checkpoint, and decide on every tensor, without reading any.
 
     Raises:
@@ -132,21 +146,36 @@ def plan(model: Module, checkpoint: Checkpoint, policy: Policy, kernels: Kernels
         InputError: the policy cannot be followed, or a named backend cannot run a layer.
     """
     places: dict[str, list[Destination]] = {}
+    formats: dict[int, str] = {}
+    quantizable: list[str] = []
+    notes: Counter[str] = Counter()
     for weight in model.weights():
-        decision = policy.decide(weight.role, weight.layers)
-        for part in weight.parts:
+        weight.choose_spelling(checkpoint.tensors.__contains__)
+        infos = [_matching(checkpoint, weight, part) for part in weight.parts]
+        layers = [info.stored_name.rpartition(".")[0] for info in infos]
+        decision = policy.decide(weight.role, layers)
+        quantizable += layers if weight.role.quantizable else []
+        for part, info in zip(weight.parts, infos, strict=True):
+            dtype = _kept_dtype(weight.role, DTYPES[info.dtype], kernels.activation_dtype)
+            formats.setdefault(id(weight), "mxfp8" if decision.quantized else dtype_name(dtype))
             claims = places.setdefault(part.name, [])
             if claims and not decision.quantized:
                 continue  # a tied head that stays as it is shares the storage of the embedding
-            info = _matching(checkpoint, weight, part)
-            claims.append(Destination(weight, part, decision, _kept_dtype(DTYPES[info.dtype], kernels.activation_dtype)))
+            claims.append(Destination(weight, part, decision, dtype))
+            if info.shape != part.shape:
+                notes[f"{weight.name}: {weight.cut(part, info.shape)}"] += 1
     tied = _tied_names(model)
     skipped = _account_for_rest(checkpoint, places, tied)
-    policy.check_ignored(
-        layer for weight in model.weights() if weight.role in (Role.LINEAR, Role.HEAD) for layer in weight.layers
+    policy.check_ignored(quantizable)
+    chosen = [item for module in model.modules() for item in module.choose(kernels, lambda weight: formats[id(weight)])]
+    passed_over = Counter(reason for reason in skipped.values() if not reason.startswith("tied"))
+    return LoadPlan(
+        MappingProxyType({name: tuple(claims) for name, claims in places.items()}),
+        MappingProxyType(skipped),
+        tied,
+        tuple(chosen),
+        (*notes, *(f"{count} tensors are not used: {reason}" for reason, count in passed_over.items())),
     )
-    _check_backends(model, places, kernels)
-    return LoadPlan(MappingProxyType({name: tuple(claims) for name, claims in places.items()}), MappingProxyType(skipped), tied)
 
 
 def load(
@@ -160,13 +189,17 @@ def load(
 ) -> LoadReport:
     """Read the checkpoint into the model and bind it.
 
+    A model that runs already is loaded again: into the memory that its backends compute with, where they take weights as they
+    come, and with every choice made anew.
+
     Raises:
         CheckpointError: a tensor holds NaN or infinity, or a file changed or ended since it was opened.
     """
     start = time.perf_counter()
+    model.release()
     tensors = read(checkpoint, load_plan, kernels, rule=rule, report=report)
     model.bind(kernels)
-    return LoadReport(tensors, load_plan.skipped, time.perf_counter() - start)
+    return LoadReport(tensors, load_plan.skipped, load_plan.notes, time.perf_counter() - start)
 
 
 def read(
@@ -178,13 +211,16 @@ def read(
     report: Progress | None = None,
 ) -> tuple[TensorReport, ...]:
     """Fill the weights that the plan was made for; `load()` without binding. Raises as `load()` does."""
+    for places in load_plan.destinations.values():
+        for place in places:
+            place.weight.begin()
     arena = Arena(kernels.hardware.device)
     tensors: list[TensorReport] = []
     done, total = 0, checkpoint.nbytes
     for info, tensor in checkpoint.read():
         if info.name in load_plan.tied and not torch.equal(tensor, checkpoint.read_one(load_plan.tied[info.name])):
             raise CheckpointError(
-                f"tensor {info.name}",
+                f"tensor {info.stored_name}",
                 got=f"values that differ from {load_plan.tied[info.name]}",
                 expected="the same ones, since config.json ties the two",
                 remedy='If they should differ, set "tie_word_embeddings": false in config.json.',
@@ -193,9 +229,9 @@ def read(
             try:
                 place.weight.load(place.part, tensor, decision=place.decision, rule=rule, dtype=place.dtype, arena=arena)
             except ValueError as error:
-                raise CheckpointError(f"tensor {info.name}", got=str(error), expected="finite values") from error
+                raise CheckpointError(f"tensor {info.stored_name}", got=str(error), expected="finite values") from error
             before = info.nbytes if place is load_plan.destinations[info.name][0] else 0
-            tensors.append(TensorReport(info.name, place.weight.role, info.shape, place.decision, before, place.nbytes))
+            tensors.append(TensorReport(info.stored_name, place.weight.role, info.shape, place.decision, before, place.nbytes))
         done += info.nbytes
         if report is not None:
             report("load", done, total)
@@ -211,13 +247,12 @@ def _matching(checkpoint: Checkpoint, weight: Weight, part: Part) -> TensorInfo:
         raise CheckpointError(
             f"tensor {part.name}", got="no such tensor in the checkpoint", expected="it, by config.json", remedy=remedy
         )
-    expected = weight.part_shape(part)
-    if info.shape != expected:
+    if info.shape != part.shape and weight.cut(part, info.shape) is None:
         raise CheckpointError(
-            f"tensor {part.name}", got=f"shape {list(info.shape)}", expected=f"{list(expected)}, by config.json"
+            f"tensor {info.stored_name}", got=f"shape {list(info.shape)}", expected=f"{list(part.shape)}, by config.json"
         )
     if info.dtype not in DTYPES:
-        raise CheckpointError(f"tensor {part.name}", got=f"dtype {info.dtype}", expected=f"one of: {', '.join(DTYPES)}")
+        raise CheckpointError(f"tensor {info.stored_name}", got=f"dtype {info.dtype}", expected=f"one of: {', '.join(DTYPES)}")
     return info
 
 
@@ -230,10 +265,19 @@ def _account_for_rest(
     checkpoint: Checkpoint, places: Mapping[str, Sequence[Destination]], tied: Mapping[str, str]
 ) -> dict[str, str]:
     """Reasons for the tensors that have no place in the model; those without a reason are an error."""
-    rest = [name for name in checkpoint.tensors if name not in places]
-    skipped = {name: "follows from config.json" for name in rest if name.endswith(DERIVED_SUFFIXES)}
-    skipped |= {name: f"tied to {tied[name]}" for name in rest if name in tied}
-    unexpected = [name for name in rest if name not in skipped]
+    unused = _DERIVED | dict(checkpoint.unused)
+    skipped: dict[str, str] = {}
+    unexpected: list[str] = []
+    for name, info in checkpoint.tensors.items():
+        reason = next((why for pattern, why in unused.items() if re.search(pattern, info.stored_name)), None)
+        if name in places:
+            continue
+        if name in tied:
+            skipped[info.stored_name] = f"tied to {tied[name]}"
+        elif reason is not None:
+            skipped[info.stored_name] = reason
+        else:
+            unexpected.append(info.stored_name)
     if unexpected:
         listed = ", ".join(unexpected[:5]) + ("..." if len(unexpected) > 5 else "")
         raise CheckpointError(
@@ -245,18 +289,6 @@ def _account_for_rest(
     return skipped
 
 
-def _check_backends(model: Module, places: Mapping[str, Sequence[Destination]], kernels: Kernels) -> None:
-    """Ask for every backend that the model will need, so that a refusal comes before the weights are read."""
-    for module in model.modules():
-        if isinstance(module, Linear):
-            first = places[module.weight.parts[0].name]
-            place = next((item for item in first if item.weight is module.weight), first[0])
-            kept = str(place.dtype).removeprefix("torch.")
-            kernels.linear(module.spec(kernels, "mxfp8" if place.decision.quantized else kept))
-        elif isinstance(module, Attention):
-            kernels.attention(module.spec(kernels))
-
-
-def _kept_dtype(stored: torch.dtype, activations: torch.dtype) -> torch.dtype:
-    """The dtype of a tensor that is not quantized: as it is stored, or the activations' where that is narrower."""
-    return stored if activations is torch.float32 else activations
+def _kept_dtype(role: Role, stored: torch.dtype, activations: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor that is not quantized: as it is stored, or the activations' where that is narrower and will do."""
+    return stored if activations is torch.float32 or role.keeps_precision else activations

@@ -17,10 +17,24 @@ class Role(Enum):
     """What a tensor is to the model. The value says why such a tensor is kept as it is, where it is."""
 
     LINEAR = "projection"
+    EXPERTS = "experts"
     HEAD = "output head"
     EMBEDDING = "embedding"
     NORM = "norm"
     BIAS = "bias"
+    ROUTER = "router: a wrong expert costs more than its bytes"
+    CONVOLUTION = "convolution: four taps a channel"
+    RECURRENCE = "recurrence: its errors add up over a whole text"
+
+    @property
+    def quantizable(self) -> bool:
+        """Whether the policy ever quantizes such a tensor."""
+        return self in (Role.LINEAR, Role.EXPERTS, Role.HEAD)
+
+    @property
+    def keeps_precision(self) -> bool:
+        """Whether such a tensor keeps the dtype of the file whatever the activations have."""
+        return self in (Role.ROUTER, Role.RECURRENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class Policy:
             return Decision(False, "quantization is off")
         if role is Role.HEAD and not self.quantize_lm_head:
             return Decision(False, "output head; --quantize-lm-head would include it")
-        if role not in (Role.LINEAR, Role.HEAD):
+        if not role.quantizable:
             return Decision(False, role.value)
         ignored = [layer for layer in layers if self._ignoring(layer)]
         if not ignored:

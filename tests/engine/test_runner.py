@@ -1,4 +1,4 @@
-"""Loading into a runner: what is decided before weights are read."""
+"""Batches of ids through a small model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from eightfold.config import EngineConfig
+from eightfold.engine.loading import LoadedModel
 from eightfold.engine.runner import Runner
-from eightfold.errors import InputError
-from eightfold.models.checkpoint import Checkpoint
 from eightfold.types import Batch, Chunk, Request, SamplingParams, Sequence
 from tests.models.checkpoints import case, random_prompt, reference_logits, reference_model, save_checkpoint
 
@@ -22,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, **options: Any) -> Runner:
-    return Runner.load(EngineConfig(model=str(folder), **{"max_total_tokens": 256, **options}))
+    return Runner(LoadedModel(EngineConfig(model=str(folder), **{"max_total_tokens": 256, **options})))
 
 
 def sequence(prompt: list[int], blocks: list[int]) -> Sequence:
@@ -46,28 +45,6 @@ def test_a_mixed_batch_of_chunks(folder: Path) -> None:
 
 def test_the_pool_has_the_size_that_was_decided(folder: Path) -> None:
     runner = load(folder, page_size=8, max_total_tokens=100)
-    assert runner.pool.layers[0][0].shape == (12, 8, 2, 16)
-    assert runner.pool.layers[0][0].dtype == torch.float32
-    assert load(folder, dtype="bfloat16").pool.layers[0][0].dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context_length": 4096}, "context_length: got 4096; expected at most 128, which the model was made for"),
-        (
-            {"max_total_tokens": 10**12},
-            r"max_total_tokens: got 1000000000000; expected at most \d+, which fit beside the weights",
-        ),
-        ({"mem_fraction_static": 1e-9}, r"max_total_tokens: got .*mem_fraction_static of \d"),
-        ({"fp8_gemm_backend": "cutlass", "quantization": "mxfp8"}, "backend cutlass, which Eightfold does not have"),
-        ({"attention_backend": "fa3"}, "backend fa3, which Eightfold does not have"),
-        ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_weights_are_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
-) -> None:
-    monkeypatch.setattr(Checkpoint, "read", lambda self: pytest.fail("a weight was read"))
-    with pytest.raises(InputError, match=message):
-        Runner.load(EngineConfig(**{"model": str(folder), **options}))
+    kept = [runner.pool.layers[0].kv, load(folder, dtype="bfloat16", page_size=8, max_total_tokens=100).pool.layers[0].kv]
+    expected = [((12, 8, 2, 16), torch.float32), ((12, 8, 2, 16), torch.bfloat16)]
+    assert [(keys.shape, keys.dtype) for keys, _ in filter(None, kept)] == expected

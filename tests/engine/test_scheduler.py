@@ -1,13 +1,8 @@
-"""The scheduler against a runner that keeps a pretended cache and reads every context back through the block tables.
-
-The next token of a sequence is a function of its whole context, so whatever goes wrong with blocks (a wrong share, a stale one,
-a token that was never computed again) changes an answer, and every answer is compared with the one the request gets alone.
-"""
+"""The scheduler in a small world: orders, ends and refusals, and property tests over any mixture of what can happen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,169 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from eightfold.cache.blocks import BlockPool
 from eightfold.cache.manager import CacheManager
-from eightfold.engine.scheduler import Scheduler
+from eightfold.cache.states import StateSlots
 from eightfold.errors import InputError
-from eightfold.types import (
-    Batch,
-    Chunk,
-    Request,
-    SamplingParams,
-    Sequence,
-    StepResult,
-    TokenEvent,
-    TokenLogprobs,
-)
-
-VOCAB = 7
-EOS = 6
-
-
-def next_token(context: list[int]) -> int:
-    return hash(tuple(context)) % VOCAB
-
-
-class PretendedRunner:
-    """Writes what stands at a position where the cache would have keys, and chooses tokens by what it reads back.
-
-    Beside token and position it keeps the oldest weights that took part: those of the step, and those of the context read.
-    """
-
-    def __init__(self, manager: CacheManager) -> None:
-        self.block_size = manager.block_size
-        self.weights = 0
-        self.cache: dict[tuple[int, int], tuple[int, int, int]] = {}
-        self.begun: dict[tuple[Sequence, int], int] = {}
-
-    def run(self, batch: Batch) -> StepResult:
-        for chunk in batch.chunks:
-            self.begun.setdefault((chunk.sequence, chunk.sequence.num_preemptions), self.weights)
-            self.read(chunk.sequence, chunk.start)  # before any chunk of this batch has written
-        for chunk in batch.chunks:
-            self.write(chunk)
-        tokens: list[int | None] = []
-        prompt_logprobs: list[tuple[TokenLogprobs, ...]] = []
-        for chunk in batch.chunks:
-            context = self.read(chunk.sequence, chunk.start + chunk.length)
-            tokens.append(next_token(context) if chunk.samples else None)
-            following = chunk.sequence.request.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.length + 1]
-            wanted = chunk.sequence.request.params.prompt_logprobs is not None
-            prompt_logprobs.append(tuple(TokenLogprobs(token, 0.0, 1, ()) for token in following) if wanted else ())
-        return StepResult(tuple(tokens), (None,) * len(tokens), tuple(prompt_logprobs))
-
-    def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
-        return sequence.block_table[position // self.block_size], position % self.block_size
-
-    def write(self, chunk: Chunk) -> None:
-        for position in range(chunk.start, chunk.start + chunk.length):
-            before = self.cache[self.slot(chunk.sequence, position - 1)][2] if position else self.weights
-            entry = chunk.sequence.token_ids[position], position, min(before, self.weights)
-            self.cache[self.slot(chunk.sequence, position)] = entry
-
-    def read(self, sequence: Sequence, length: int) -> list[int]:
-        entries = [self.cache[self.slot(sequence, position)] for position in range(length)]
-        context = [token for token, _, _ in entries]
-        assert context == sequence.token_ids[:length]
-        assert [position for _, position, _ in entries] == list(range(length))
-        oldest = min((weights for _, _, weights in entries), default=self.weights)
-        assert oldest >= self.begun[sequence, sequence.num_preemptions], "read what weights before its time have computed"
-        return context
-
-
-class World:
-    """A scheduler, its runner, and what was heard of each request."""
-
-    def __init__(
-        self, *, num_blocks: int = 12, block_size: int = 4, running: int = 8, budget: int = 8, context: int = 40
-    ) -> None:
-        self.manager = CacheManager(num_blocks, block_size)
-        self.scheduler = Scheduler(
-            self.manager,
-            max_running_requests=running,
-            max_batch_tokens=budget,
-            context_length=context,
-            eos_token_ids=frozenset({EOS}),
-        )
-        self.runner = PretendedRunner(self.manager)
-        self.requests: dict[str, Request] = {}
-        self.events: dict[str, list[TokenEvent]] = {}
-
-    def add(self, prompt: list[int], **params: Any) -> str:
-        name = f"r{len(self.requests)}"
-        request = Request(name, tuple(prompt), SamplingParams(**params), 0)
-        self.scheduler.add(request)
-        self.requests[name], self.events[name] = request, []
-        return name
-
-    def step(self, meanwhile: Callable[[], object] = lambda: None) -> Batch:
-        num_decodes = sum(item.num_remaining_tokens == 1 for item in self.scheduler.running)
-        batch = self.scheduler.schedule()
-        self.scheduler.check_integrity()
-        assert batch.chunks, "a step without progress"
-        assert all(chunk.length >= 1 for chunk in batch.chunks)
-        assert batch.num_tokens <= max(self.scheduler.max_batch_tokens, num_decodes + 1)
-        result = self.runner.run(batch)
-        meanwhile()
-        for event in self.scheduler.postprocess(batch, result):
-            self.events[event.request_id].append(event)
-        self.scheduler.check_integrity()
-        assert all(item.num_remaining_tokens == 1 for item in self.scheduler.running[:-1])
-        return batch
-
-    def change_weights(self) -> None:
-        self.manager.flush()
-        self.runner.weights += 1
-
-    def abort(self, name: str) -> None:
-        event = self.scheduler.abort(name)
-        if event is not None:
-            self.events[name].append(event)
-        self.scheduler.check_integrity()
-
-    def drain(self) -> None:
-        for _ in range(3000):
-            if not self.scheduler.has_work:
-                return
-            self.step()
-        pytest.fail("the work does not end")
-
-    def answer(self, name: str) -> list[int]:
-        return [event.token_id for event in self.events[name] if event.token_id is not None]
-
-    def alone(self, name: str) -> tuple[list[int], str]:
-        """Tokens and reason that the request should end with, by the definition of each parameter."""
-        request, tokens = self.requests[name], list[int]()
-        context, limit = list(request.prompt_token_ids), self.scheduler.max_sequence_tokens
-        while True:
-            token = next_token(context)
-            context.append(token)
-            tokens.append(token)
-            ends = token in request.params.stop_token_ids or (token == EOS and not request.params.ignore_eos)
-            if ends and len(tokens) > request.params.min_tokens:
-                return tokens, "stop"
-            if len(tokens) >= request.params.max_tokens or len(context) >= limit:
-                return tokens, "length"
-
-    def check_answers(self) -> None:
-        for name, events in self.events.items():
-            reasons = [event.finish_reason for event in events if event.finish_reason is not None]
-            assert len(reasons) == 1, f"{name} ended {len(reasons)} times"
-            assert events[-1].finish_reason is not None
-            tokens, reason = self.alone(name)
-            if reasons == ["abort"]:
-                assert self.answer(name) == tokens[: len(self.answer(name))]
-            else:
-                assert (self.answer(name), reasons) == (tokens, [reason])
-            assert len({event.num_cached_tokens for event in events}) == 1
-            wanted = self.requests[name].params.prompt_logprobs is not None and events[0].token_id is not None
-            reported = [item.token_id for event in events for item in event.prompt_logprobs]
-            assert reported == (list(self.requests[name].prompt_token_ids[1:]) if wanted else [])
-            stops = [event.stop_token_id for event in events]
-            assert stops == [None] * (len(events) - 1) + [tokens[-1] if reasons == ["stop"] else None]
-        counters = self.scheduler.counters
-        assert counters.prompt_tokens == sum(len(request.prompt_token_ids) for request in self.requests.values())
-        assert counters.generated_tokens == sum(len(self.answer(name)) for name in self.requests)
-        assert sum(counters.finished.values()) == len(self.requests)
-        assert self.manager.num_free_blocks == self.manager.num_blocks
+from eightfold.types import Sequence
+from tests.engine.world import World
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -238,12 +74,74 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.drain()
             self.world.check_answers()
+            self.world.check_nothing_is_left()
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
 )
 TestScheduler = SchedulerMachine.TestCase
+
+
+class HybridMachine(SchedulerMachine):
+    """The same for a model with recurrent states and few checkpoints, where what is kept changes all the time."""
+
+    @initialize(
+        num_blocks=st.integers(3, 12),
+        block_size=st.integers(1, 4),
+        running=st.integers(1, 6),
+        budget=st.integers(1, 12),
+        checkpoints=st.sampled_from([0, 1, 3, 8]),
+        interval=st.integers(1, 3),
+        prefix_cache=st.sampled_from([True, True, True, False]),
+    )
+    def make(
+        self,
+        num_blocks: int,
+        block_size: int,
+        running: int,
+        budget: int,
+        checkpoints: int,
+        interval: int,
+        prefix_cache: bool,
+    ) -> None:
+        self.world = World(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            running=running,
+            budget=budget,
+            checkpoints=checkpoints,
+            interval=interval * block_size,
+            prefix_cache=prefix_cache,
+        )
+
+    @rule(shared=st.integers(0, 12), tail=st.integers(0, 2), length=st.integers(1, 8), max_tokens=st.integers(1, 12))
+    def arrive_with_a_fork(self, shared: int, tail: int, length: int, max_tokens: int) -> None:
+        self._add([*range(shared), *[tail] * length], max_tokens)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data(), added=st.integers(0, 4), max_tokens=st.integers(1, 12))
+    def go_on_with_a_turn(self, data: st.DataObject, added: int, max_tokens: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.requests)))
+        self._add([*self.world.requests[name].prompt_token_ids, *self.world.answer(name), *range(added)], max_tokens)
+
+    def _add(self, prompt: list[int], max_tokens: int) -> None:
+        if len(prompt) < self.world.scheduler.max_sequence_tokens:
+            self.world.add(prompt, max_tokens=max_tokens, ignore_eos=True)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "world") and not self.world.manager.enable_prefix_cache:
+            assert (self.world.runner.num_restores, self.world.runner.num_saves) == (0, 0)
+
+
+HybridMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings, max_examples=300)
+TestHybrids = HybridMachine.TestCase
 
 
 def test_fault_13_a_prompt_that_the_cache_has_whole_is_answered() -> None:
@@ -491,6 +389,144 @@ def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch, plant: Callab
     world = World(num_blocks=8, block_size=2, budget=4, context=100)
     with pytest.raises((RuntimeError, AssertionError, KeyError, IndexError)):
         _six_turns(world)
+
+
+def _restore_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CacheManager, "restore", lambda self, sequence: None)
+
+
+def _restore_from_another_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateSlots, "use", lambda self, key: max(item.slot for item in self._found.values()))
+
+
+def _begin_where_no_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateSlots, "deepest", lambda self, keys, num_blocks: num_blocks)
+
+
+def _keep_states_whose_keys_and_values_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateSlots, "forget", lambda self, key: None)
+
+
+def _share_state_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateSlots, "acquire", lambda self: 0)
+    monkeypatch.setattr(StateSlots, "release", lambda self, slot: None)
+    monkeypatch.setattr(StateSlots, "check_integrity", lambda self, owners: None)
+
+
+def _find_a_state_a_block_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = StateSlots.complete
+
+    def planted(self: StateSlots, slot: int, keys: list[bytes], num_blocks: int) -> None:
+        early = max(1, num_blocks - 1)
+        complete(self, slot, keys, num_blocks if keys[early - 1] in self._found else early)
+
+    monkeypatch.setattr(StateSlots, "complete", planted)
+
+
+def _find_a_state_before_it_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve = StateSlots.reserve
+
+    def planted(self: StateSlots, keys: list[bytes], num_blocks: int) -> int | None:
+        slot = reserve(self, keys, num_blocks)
+        if slot is not None:
+            self.complete(slot, keys, num_blocks)
+            self._reserved[slot] = keys[num_blocks - 1]
+        return slot
+
+    monkeypatch.setattr(StateSlots, "reserve", planted)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _restore_nothing,
+        _restore_from_another_prefix,
+        _begin_where_no_state_is,
+        _keep_states_whose_keys_and_values_went,
+        _share_state_slots,
+        _find_a_state_a_block_early,
+        _find_a_state_before_it_was_computed,
+    ],
+)
+def test_planted_faults_of_states_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    world = World(num_blocks=8, block_size=2, budget=4, context=100, checkpoints=3, interval=4)
+    with pytest.raises((RuntimeError, AssertionError, KeyError, IndexError)):
+        _six_turns(world)
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 3])
+def test_fault_14_preemption_of_hybrids_that_share_a_prefix(checkpoints: int) -> None:
+    world = World(num_blocks=8, block_size=2, budget=4, context=100, checkpoints=checkpoints, interval=4)
+    for _ in range(3):
+        world.add([1, 2, 3, 4, 5], max_tokens=9, ignore_eos=True)
+    world.drain()
+    _six_turns(world)
+    counters = world.scheduler.counters
+    assert counters.preemptions > 0
+    assert counters.prefix_tokens_lost > 0
+    kept = [world.runner.num_saves > 0, world.runner.num_restores > 0, counters.prefix_hits > 0]
+    assert kept == [checkpoints > 0] * 3
+    world.check_nothing_is_left()
+
+
+def test_lost_tokens_count_once_for_each_admission_and_not_while_a_prompt_waits() -> None:
+    world = World(num_blocks=8, block_size=4, budget=32, checkpoints=4)
+    world.add(list(range(20)), max_tokens=6, ignore_eos=True)
+    world.step()
+    name = world.add([*range(10), *[50] * 7], max_tokens=1)
+    for _ in range(5):
+        world.step()
+        assert not world.answer(name)
+        assert world.scheduler.counters.prefix_queries == 20
+        assert world.scheduler.counters.prefix_tokens_lost == 0
+    world.drain()
+    counters = world.scheduler.counters
+    assert (counters.prefix_queries, counters.prefix_hits, counters.prefix_tokens_lost) == (37, 0, 8)
+    third = world.add([*range(10), *[51] * 7], max_tokens=1)
+    world.drain()
+    assert (counters.prefix_queries, counters.prefix_hits, counters.prefix_tokens_lost) == (54, 8, 8)
+    assert world.events[third][-1].num_cached_tokens == 8
+    world.check_answers()
+    world.check_nothing_is_left()
+
+
+def test_a_preempted_hybrid_loses_what_has_no_state_each_time_that_it_returns() -> None:
+    world = World(num_blocks=7, block_size=2, budget=20, checkpoints=0)
+    world.add([1, 2], max_tokens=8, ignore_eos=True)
+    world.add([3, 4, 5], max_tokens=8, ignore_eos=True)
+    world.drain()
+    counters = world.scheduler.counters
+    assert counters.preemptions > 0
+    assert counters.prefix_queries > 5
+    assert counters.prefix_hits == 0
+    assert counters.prefix_tokens_lost > 0
+    world.check_answers()
+    world.check_nothing_is_left()
+
+
+def test_a_batch_that_an_abort_and_a_flush_overtake_keeps_no_state() -> None:
+    world = World(checkpoints=3)
+    prompt = [1] * 7
+
+    def abort_and_change_weights() -> None:
+        world.abort("r2")
+        world.change_weights()
+
+    for overtake in (world.change_weights, lambda: world.abort("r1"), abort_and_change_weights):
+        world.add(prompt, max_tokens=2, ignore_eos=True)
+        (chunk,) = world.step(meanwhile=overtake).chunks
+        assert [save.position for save in chunk.saves] == [4]
+        assert world.states is not None
+        assert world.states.num_used_checkpoints == 0
+        world.drain()
+    name = world.add(prompt, max_tokens=2, ignore_eos=True)
+    world.drain()
+    assert world.events[name][-1].num_cached_tokens == 0
+    world.check_answers()
+    world.check_nothing_is_left()
 
 
 def _six_turns(world: World) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from eightfold.quant.mxfp8 import ScaleRule
 from eightfold.quant.policy import Policy
 
 
-def kernels(**names: str) -> Kernels:
+def kernels(**names: Any) -> Kernels:
     return Kernels(detect("cpu"), torch.float32, **names)
 
 
@@ -27,7 +29,7 @@ def fill(
     for weight in module.weights():
         decision = policy.decide(weight.role, weight.layers)
         for part in weight.parts:
-            fresh = torch.randn(weight.part_shape(part), generator=generator)
+            fresh = torch.randn(part.shape, generator=generator)
             value = values.setdefault(part.name, fresh)
             weight.load(
                 part, value, decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, arena=Arena(torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eightfold.kernels.operations import AttentionMetadata
-from eightfold.layers.attention import Attention
+from eightfold.layers.attention import Attention, QKNorm
 from eightfold.layers.rotary import RopeConfig, rotary_table
 from tests.layers.helpers import fill, kernels
 
@@ -17,7 +17,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LENGTH = 40, 4, 2, 10, 7
 TABLE = rotary_table(RopeConfig("default", 100.0, HEAD_DIM), 32)
 
 
-def layer(*, window: int | None = None, rope: bool = True, bias: bool = False, norms: bool = False) -> Attention:
+def layer(*, window: int | None = None, rope: bool = True, bias: bool = False, norms: QKNorm | None = None) -> Attention:
     return Attention(
         "a",
         HIDDEN,
@@ -29,7 +29,8 @@ def layer(*, window: int | None = None, rope: bool = True, bias: bool = False, n
         uses_rope=rope,
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm_eps=1e-6 if norms else None,
+        qk_norm=norms,
+        norm_eps=1e-6,
     )
 
 
@@ -42,7 +43,9 @@ def by_formula(attention: Attention, values: dict[str, Tensor], x: Tensor) -> Te
     heads = {part: project(part, x).view(LENGTH, -1, HEAD_DIM) for part in "qkv"}
     for part in "qk":
         if f"a.{part}_norm.weight" in values:
-            heads[part] = torch.nn.functional.rms_norm(heads[part], (HEAD_DIM,), values[f"a.{part}_norm.weight"], 1e-6)
+            whole = heads[part] if attention.qk_norm == "head" else heads[part].flatten(1)
+            weight = values[f"a.{part}_norm.weight"]
+            heads[part] = torch.nn.functional.rms_norm(whole, weight.shape, weight, 1e-6).view_as(heads[part])
         if attention.uses_rope:
             cos, sin = TABLE[:LENGTH].unsqueeze(1).chunk(2, dim=-1)
             first, second = heads[part].chunk(2, dim=-1)
@@ -70,13 +73,15 @@ def metadata(start: int, length: int, blocks: list[int]) -> AttentionMetadata:
 
 
 @pytest.mark.parametrize("chunks", [[7], [3, 4], [1] * 7])
-@pytest.mark.parametrize("options", [{}, {"window": 3}, {"rope": False}, {"bias": True}, {"norms": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 3}, {"rope": False}, {"bias": True}, {"norms": "head"}, {"norms": "whole"}], ids=str
+)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_any_chunks_equal_the_formula(options: dict[str, Any], chunks: list[int], backend: str) -> None:
     attention = layer(**options)
     values = fill(attention)
     attention.bind(kernels(attention_backend=backend))
-    assert attention.choice is not None
+    assert attention.chosen[0].operation == "attention"
     x = 0.2 * torch.randn(LENGTH, HIDDEN)
     cache = torch.empty(3, 4, KV_HEADS, HEAD_DIM), torch.empty(3, 4, KV_HEADS, HEAD_DIM)
     found, start = [], 0

@@ -36,16 +36,16 @@ def test_the_choice_is_kept_with_its_request() -> None:
     linear = layer()
     fill(linear, "mxfp8")
     linear.bind(kernels(linear_backend="reference"))
-    assert linear.choice is not None
-    assert (linear.choice.backend.name, linear.choice.requested) == ("reference", "reference")
+    (chosen,) = linear.chosen
+    assert (chosen.choice.backend.name, chosen.choice.requested) == ("reference", "reference")
+    assert (chosen.operation, chosen.layer, chosen.weights) == ("linear mxfp8", "l.qkv_proj", (linear.weight,))
 
 
 def test_a_named_backend_governs_quantized_weights_only() -> None:
     linear = layer()
     fill(linear, None)
     linear.bind(kernels(linear_backend="reference"))
-    assert linear.choice is not None
-    assert linear.choice.requested == "auto"
+    assert linear.chosen[0].choice.requested == "auto"
 
 
 def test_a_backend_that_cannot_run_names_the_layer_and_its_shape() -> None:

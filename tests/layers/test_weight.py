@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eightfold.kernels.storage import Arena
-from eightfold.layers.weight import Weight
+from eightfold.layers.weight import ExpertWeight, Weight
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule, quantize
 from eightfold.quant.policy import Decision, Role
 
@@ -24,19 +24,19 @@ def fill(
     whole = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     for index in order:
         part = weight.parts[index]
-        weight.load(part, whole[part.rows], decision=decision, rule=ScaleRule.CEIL, dtype=dtype, arena=Arena(CPU))
+        weight.load(part, whole[part.place], decision=decision, rule=ScaleRule.CEIL, dtype=dtype, arena=Arena(CPU))
     return whole
 
 
 def test_shape_parts_and_layer_names() -> None:
     weight = fused()
     assert weight.shape == (8, 40)
-    assert [(part.name, part.rows.start, part.rows.stop) for part in weight.parts] == [
-        ("a.q.weight", 0, 4),
-        ("a.k.weight", 4, 6),
-        ("a.v.weight", 6, 8),
+    assert [(part.name, *part.place) for part in weight.parts] == [
+        ("a.q.weight", slice(0, 4)),
+        ("a.k.weight", slice(4, 6)),
+        ("a.v.weight", slice(6, 8)),
     ]
-    assert weight.part_shape(weight.parts[1]) == (2, 40)
+    assert weight.parts[1].shape == (2, 40)
     assert weight.layers == ("a.q", "a.k", "a.v")
 
 
@@ -85,3 +85,111 @@ def test_a_quantized_weight_is_not_taken_for_a_dense_one() -> None:
     fill(weight, QUANTIZED)
     with pytest.raises(RuntimeError, match="needs it dense"):
         weight.take_dense()
+
+
+def experts(*, gated: bool = True, rows: int = 3, padded: bool = True) -> ExpertWeight:
+    return ExpertWeight("m.experts", ("gate_proj", "up_proj") if gated else ("up_proj",), 4, rows, 40, may_be_padded=padded)
+
+
+def load_experts(weight: ExpertWeight, stored: dict[str, torch.Tensor], decision: Decision) -> MXTensor | torch.Tensor:
+    weight.choose_spelling(stored.__contains__)
+    for part in weight.parts:
+        weight.load(part, stored[part.name], decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, arena=Arena(CPU))
+    return weight.take()
+
+
+def stored_experts(gated: bool, rows: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The same random experts one by one, and as one tensor."""
+    names = ("gate_proj", "up_proj") if gated else ("up_proj",)
+    each = {f"m.experts.{expert}.{name}.weight": torch.randn(rows, 40) for expert in range(4) for name in names}
+    whole = torch.stack([torch.cat([each[f"m.experts.{expert}.{name}.weight"] for name in names]) for expert in range(4)])
+    return each, {"m.experts.gate_up_proj" if gated else "m.experts.up_proj": whole}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("decision", [QUANTIZED, KEPT])
+def test_fault_2_experts_without_a_gate_have_the_rows_of_one_projection(gated: bool, decision: Decision) -> None:
+    """Both spellings give the same experts, every row of which is written: fresh memory holds NaN."""
+    weight = experts(gated=gated)
+    assert weight.shape == (4, 6 if gated else 3, 40)
+    each, fused = stored_experts(gated, rows=3)
+    (expected,) = fused.values()
+    for stored in (each, fused):
+        found = load_experts(experts(gated=gated), stored, decision)
+        if isinstance(found, MXTensor):
+            assert torch.equal(found.data.view(torch.uint8), quantize(expected).data.view(torch.uint8))
+            assert torch.equal(found.scale, quantize(expected).scale)
+        else:
+            assert torch.equal(found, expected)
+
+
+def test_fault_3_gates_come_before_ups_only_where_there_are_gates() -> None:
+    """Row r of the gate of expert e is row r of W13[e], and of the up projection row I + r; without a gate row r is up's."""
+    for gated in (False, True):
+        each, _ = stored_experts(gated, rows=3)
+        found = load_experts(experts(gated=gated), each, KEPT)
+        assert isinstance(found, torch.Tensor)
+        for expert in range(4):
+            for row in range(3):
+                up = each[f"m.experts.{expert}.up_proj.weight"][row]
+                assert torch.equal(found[expert, row + (3 if gated else 0)], up)
+                if gated:
+                    assert torch.equal(found[expert, row], each[f"m.experts.{expert}.gate_proj.weight"][row])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("decision", [QUANTIZED, KEPT])
+def test_experts_that_are_padded_are_cut_with_their_scales(gated: bool, decision: Decision) -> None:
+    each, fused = stored_experts(gated, rows=5)
+    plain = {name: tensor[:3] for name, tensor in each.items()}
+    expected = load_experts(experts(gated=gated), plain, decision)
+    for stored in (each, fused):
+        weight = experts(gated=gated)
+        weight.choose_spelling(stored.__contains__)
+        for part in weight.parts:
+            assert (
+                weight.cut(part, stored[part.name].shape) == "5 rows are cut to the 3 that the down projection has columns for"
+            )
+        found = load_experts(weight, stored, decision)
+        for ours, theirs in zip(tensors_of(found), tensors_of(expected), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def tensors_of(value: MXTensor | torch.Tensor) -> list[torch.Tensor]:
+    return [value.data.view(torch.uint8), value.scale] if isinstance(value, MXTensor) else [value]
+
+
+@pytest.mark.parametrize("shape", [(2, 40), (5, 41), (5, 40, 1), (40,)])
+def test_experts_that_are_narrower_or_otherwise_shaped_are_not_cut(shape: tuple[int, ...]) -> None:
+    weight = experts()
+    assert weight.cut(weight.parts[0], shape) is None
+
+
+def test_a_down_projection_is_never_cut() -> None:
+    weight = experts(gated=False, padded=False)
+    assert weight.cut(weight.parts[0], (5, 40)) is None
+    assert fused().cut(fused().parts[0], (5, 40)) is None
+
+
+@pytest.mark.parametrize("decision", [QUANTIZED, KEPT])
+def test_loading_again_writes_into_the_memory_that_is_in_use(decision: Decision) -> None:
+    weight = fused()
+    fill(weight, decision)
+    first = weight.take()
+    assert weight.in_use
+    where = [tensor.data_ptr() for tensor in tensors_of(first)]
+    weight.begin()
+    fill(weight, decision, order=(2, 1, 0))
+    assert [tensor.data_ptr() for tensor in tensors_of(weight.take())] == where
+
+
+def test_loading_again_makes_new_memory_where_none_is_in_use_or_the_format_changed() -> None:
+    weight = fused()
+    fill(weight, QUANTIZED)
+    weight.take()
+    assert not weight.in_use
+    fill(weight, KEPT)
+    kept = weight.take_dense()
+    fill(weight, KEPT, torch.bfloat16)
+    assert weight.take_dense().dtype == torch.bfloat16
+    assert kept.dtype == torch.float32

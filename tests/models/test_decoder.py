@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from eightfold.kernels.hardware import detect
-from eightfold.kernels.operations import AttentionMetadata
-from eightfold.kernels.selection import Kernels
 from eightfold.layers.rotary import RopeConfig
 from eightfold.models.arch import DecoderArch, LayerArch
-from eightfold.models.checkpoint import Checkpoint
 from eightfold.models.decoder import Decoder
-from eightfold.models.loader import load, plan, read_model
-from eightfold.quant.policy import Policy
+from eightfold.models.loader import read_model
 from tests.models.checkpoints import (
-    CASES,
+    DECODER_CASES,
     LENGTH,
     Case,
     case,
@@ -31,11 +25,8 @@ from tests.models.checkpoints import (
     reference_model,
     save_checkpoint,
 )
+from tests.models.paged_run import TOLERANCE, PagedRun, load_model
 
-TOLERANCE = 1e-4
-"""On logits of size 8: what two orders of addition in fp32 may differ by after four layers, about 3e-5, with room."""
-
-BLOCK_SIZE = 4
 CHUNKS = (1, 5, 8, 13)
 
 
@@ -51,76 +42,18 @@ class Pair:
         return min(LENGTH, self.model.arch.context_length)
 
 
-class PagedRun:
-    """Some prompts on their way through a model, each in any steps, over one cache that holds NaN until it is written.
-
-    Blocks are dealt to the prompts in a random order, and some belong to none.
-    """
-
-    def __init__(self, model: Decoder, prompts: Sequence[list[int]], *, seed: int = 0) -> None:
-        self.model = model
-        self.prompts = prompts
-        needs = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
-        num_blocks = sum(needs) + 3
-        blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).int()
-        self.tables = blocks[: sum(needs)].split(needs)
-        shape = (num_blocks, BLOCK_SIZE, model.arch.num_kv_heads, model.arch.head_dim)
-        self.caches = [(torch.full(shape, torch.nan), torch.full(shape, torch.nan)) for _ in model.arch.layers]
-        self.done = [0] * len(prompts)
-        self.logits: list[list[Tensor]] = [[] for _ in prompts]
-
-    def step(self, lengths: Mapping[int, int]) -> None:
-        """One batch: for each prompt by its number so many further tokens, in this order."""
-        spans = [(index, range(self.done[index], self.done[index] + length)) for index, length in lengths.items()]
-        positions = torch.tensor([position for _, span in spans for position in span])
-        token_ids = torch.tensor([self.prompts[index][position] for index, span in spans for position in span])
-        slots = [
-            int(self.tables[index][position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
-            for index, span in spans
-            for position in span
-        ]
-        metadata = AttentionMetadata(
-            slot_mapping=torch.tensor(slots),
-            block_tables=torch.nn.utils.rnn.pad_sequence([self.tables[index] for index, _ in spans], batch_first=True),
-            query_start=torch.tensor([0, *accumulate(lengths.values())], dtype=torch.int32),
-            context_lens=torch.tensor([span.stop for _, span in spans], dtype=torch.int32),
-            max_query_len=max(lengths.values()),
-            max_context_len=max(span.stop for _, span in spans),
-        )
-        with torch.inference_mode():
-            logits = self.model.logits(self.model(token_ids, positions, self.caches, metadata))
-        for (index, span), part in zip(spans, logits.split(list(lengths.values())), strict=True):
-            self.logits[index].append(part)
-            self.done[index] = span.stop
-
-    def check(self, reference: PreTrainedModel) -> None:
-        """Compare all logits so far, and see that nothing was written outside of the slots of the tokens."""
-        for prompt, done, parts in zip(self.prompts, self.done, self.logits, strict=True):
-            if done:
-                close(torch.cat(parts), reference_logits(reference, prompt[:done]))
-        for cache in (tensor for pair in self.caches for tensor in pair):
-            assert int(cache.isfinite().all(dim=(-1, -2)).sum()) == sum(self.done)
-            assert int(cache.isnan().all(dim=(-1, -2)).sum()) == cache.shape[0] * BLOCK_SIZE - sum(self.done)
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
-
-
 def load_decoder(
-    folder: Path, change: Callable[[DecoderArch], DecoderArch] | None = None, *, attention_backend: str = "auto"
+    folder: Path, change: Callable[[DecoderArch], DecoderArch] = lambda arch: arch, *, attention_backend: str = "auto"
 ) -> Decoder:
     """The decoder of a checkpoint, or one that `change` makes of its architecture."""
-    arch, model = read_model(folder)
-    if change is not None:
-        model = Decoder(change(arch))
-    kernels = Kernels(detect("cpu"), torch.float32, attention_backend=attention_backend)
-    checkpoint = Checkpoint(folder)
-    load(model, checkpoint, plan(model, checkpoint, Policy(None), kernels), kernels)
+    found = read_model(folder)
+    assert isinstance(found, Decoder)
+    model = Decoder(change(found.arch))
+    load_model(folder, model, attention_backend=attention_backend)
     return model
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda item: item.name)
+@pytest.fixture(scope="module", params=DECODER_CASES, ids=lambda item: item.name)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     item: Case = request.param
     folder = save_checkpoint(item, tmp_path_factory.mktemp(item.name))
@@ -150,6 +83,11 @@ CHANGES: tuple[tuple[str, Callable[[DecoderArch], DecoderArch]], ...] = (
     ("qwen3-layer-types", lambda arch: with_layers(arch, LayerArch(True, 5))),
     ("smollm3", lambda arch: with_layers(arch, LayerArch(True, None))),
     ("smollm3-window", lambda arch: replace(arch, layers=tuple(replace(layer, sliding_window=None) for layer in arch.layers))),
+    ("mixtral", lambda arch: with_routing(arch, top_k=1)),
+    ("mixtral", lambda arch: with_routing(arch, normalize=False)),
+    ("qwen2-moe", lambda arch: with_routing(arch, normalize=True)),
+    ("qwen3-moe", lambda arch: with_routing(arch, normalize=False)),
+    ("olmoe", lambda arch: with_routing(arch, top_k=2)),
 )
 
 
@@ -165,6 +103,15 @@ def test_comparison_sees_a_wrong_feature(name: str, change: Callable[[DecoderArc
 
 def with_layers(arch: DecoderArch, layer: LayerArch) -> DecoderArch:
     return replace(arch, layers=(layer,) * arch.num_layers)
+
+
+def with_routing(arch: DecoderArch, **changes: Any) -> DecoderArch:
+    mixtures = [
+        layer.mixture and replace(layer.mixture, routing=replace(layer.mixture.routing, **changes)) for layer in arch.layers
+    ]
+    return replace(
+        arch, layers=tuple(replace(layer, mixture=mixture) for layer, mixture in zip(arch.layers, mixtures, strict=True))
+    )
 
 
 def test_prefill(pair: Pair) -> None:
@@ -239,7 +186,9 @@ def test_reference_attention(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("name", ["llama-tied", "mistral-window", "qwen2", "qwen3", "smollm3-window", "llama-odd-80"])
+@pytest.mark.parametrize(
+    "name", ["llama-tied", "mistral-window", "qwen2", "qwen3", "smollm3-window", "llama-odd-80", "mixtral", "olmoe"]
+)
 def test_narrow_files_with_fp32_arithmetic(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_checkpoint(case(name), tmp_path, dtype=dtype)
     run = PagedRun(load_decoder(folder), [random_prompt(LENGTH), random_prompt(10, seed=1)])

@@ -18,9 +18,9 @@ from eightfold.kernels.selection import Kernels
 from eightfold.layers.linear import Linear
 from eightfold.memory import PeakMemory
 from eightfold.models import loader
+from eightfold.models.causal_lm import CausalLM
 from eightfold.models.checkpoint import Checkpoint
-from eightfold.models.decoder import Decoder
-from eightfold.models.loader import LoadReport, load, plan, read_model
+from eightfold.models.loader import LoadReport, load, open_checkpoint, plan, read_model
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule, quantize
 from eightfold.quant.policy import Policy, Role
 from tests.models.checkpoints import case, save_checkpoint
@@ -29,15 +29,15 @@ MXFP8 = Policy("mxfp8")
 Tensors = dict[str, Tensor]
 
 
-def kernels(**names: str) -> Kernels:
+def kernels(**names: Any) -> Kernels:
     return Kernels(detect("cpu"), torch.float32, **names)
 
 
 def load_all(
     folder: Path, policy: Policy = MXFP8, *, rule: ScaleRule = ScaleRule.CEIL, **names: str
-) -> tuple[Decoder, LoadReport]:
-    _, model = read_model(folder)
-    checkpoint, found = Checkpoint(folder), kernels(**names)
+) -> tuple[CausalLM, LoadReport]:
+    model = read_model(folder)
+    checkpoint, found = open_checkpoint(folder), kernels(**names)
     return model, load(model, checkpoint, plan(model, checkpoint, policy, found), found, rule=rule)
 
 
@@ -228,8 +228,8 @@ def test_an_unsupported_model_type_names_the_nearest(folder: Path) -> None:
 
 
 def test_progress_counts_bytes_to_the_end(folder: Path) -> None:
-    _, model = read_model(folder)
-    checkpoint, found = Checkpoint(folder), kernels()
+    model = read_model(folder)
+    checkpoint, found = open_checkpoint(folder), kernels()
     seen: list[tuple[str, int, int]] = []
     load(model, checkpoint, plan(model, checkpoint, MXFP8, found), found, report=lambda *news: seen.append(news))
     assert seen[-1] == ("load", checkpoint.nbytes, checkpoint.nbytes)
@@ -237,8 +237,8 @@ def test_progress_counts_bytes_to_the_end(folder: Path) -> None:
 
 
 def test_the_plan_knows_the_bytes_of_the_model(folder: Path) -> None:
-    _, model = read_model(folder)
-    checkpoint, found = Checkpoint(folder), kernels()
+    model = read_model(folder)
+    checkpoint, found = open_checkpoint(folder), kernels()
     load_plan = plan(model, checkpoint, MXFP8, found)
     assert load_plan.weight_bytes == load(model, checkpoint, load_plan, found).bytes_after
 
