@@ -49,8 +49,8 @@ def demo(
         arrivals.extend([time.perf_counter()] * len(event.token_ids))
         write(event.text, end="")
     write("\n")
-    runner = engine.runner
-    rows = _loading(runner.load_report, peak.growth) + _backends(bound_backends(runner.model))
+    loaded = engine.loaded
+    rows = _loading(loaded.report, peak.growth) + _backends(bound_backends(loaded.model))
     rows.append(("time to first token", f"{arrivals[0] - started:.2f} s"))
     if len(arrivals) > 1:
         rows.append(("tokens a second", f"{(len(arrivals) - 1) / (arrivals[-1] - arrivals[0]):.1f} after the first"))

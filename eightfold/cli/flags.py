@@ -1,11 +1,11 @@
-"""Command-line flags from the fields of `EngineConfig` and `SamplingParams`: one field, one flag, the same name with dashes."""
+"""Command-line flags from the fields of configurations and `SamplingParams`: one field, one flag, the same name with dashes."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -13,10 +13,11 @@ import typer
 
 from eightfold.config import EngineConfig
 from eightfold.errors import InputError
+from eightfold.server.config import ServerConfig
 from eightfold.types import SamplingParams
 
-# EngineConfig has a seed too; on the command line that one serves for both.
-_NOT_SAMPLING = ("seed",)
+# EngineConfig has a seed too; on the command line that one serves for both. A grammar is more than a flag can hold.
+_NOT_SAMPLING = ("seed", "grammar")
 _SAMPLING_ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType({"max_tokens": ("--max-new-tokens",)})
 _MODEL_HELP = "What to load: a folder, a hub id, or an alias such as smollm2."
 
@@ -34,15 +35,21 @@ class Given:
         options: the fields of `EngineConfig` that it named, the model among them: keywords for `LLM`.
         params: how to sample.
         config: the same options as a checked configuration.
+        server: what it said about the server.
     """
 
     options: Mapping[str, Any]
     params: SamplingParams
     config: EngineConfig
+    server: ServerConfig = field(default_factory=ServerConfig)
 
 
 def takes_flags(
-    *, engine: tuple[str, ...] | None = None, sampling: bool = True, defaults: Mapping[str, Any] | None = None
+    *,
+    engine: tuple[str, ...] | None = None,
+    sampling: bool = True,
+    server: bool = False,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function, with MODEL and generated flags before its own parameters.
 
@@ -52,11 +59,13 @@ def takes_flags(
     Args:
         engine: names of the fields of `EngineConfig` to offer; None is all.
         sampling: whether to offer the fields of `SamplingParams`.
+        server: whether to offer the fields of `ServerConfig`.
         defaults: values that this command takes in place of a field's own default.
     """
     own_defaults = defaults or {}
     engine_fields = [item for item in fields(EngineConfig) if item.name != "model" and (engine is None or item.name in engine)]
     sampling_fields = [item for item in fields(SamplingParams) if sampling and item.name not in _NOT_SAMPLING]
+    server_fields = [item for item in fields(ServerConfig) if server]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
@@ -66,11 +75,15 @@ def takes_flags(
             model = _model(values.pop("model"), values.pop("model_path"), prompts)
             options = {"model": model} | _take(engine_fields, values, own_defaults)
             params = SamplingParams(**_take(sampling_fields, values, own_defaults))
-            function(Given(options, params, EngineConfig(**options)), **values)
+            said: dict[str, Any] = _take(server_fields, values, own_defaults)
+            lists: dict[str, Any] = {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
+            served = ServerConfig(**(said | lists))
+            function(Given(options, params, EngineConfig(**options), served), **values)
 
         generated = [
             *(_parameter(item, EngineConfig, item.metadata["help"], own_defaults, "Engine") for item in engine_fields),
             *(_parameter(item, SamplingParams, _documented(item.name), own_defaults, "Sampling") for item in sampling_fields),
+            *(_parameter(item, ServerConfig, item.metadata["help"], own_defaults, "Server") for item in server_fields),
         ]
         named = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
         command.__signature__ = inspect.Signature([*_model_parameters(), *named, *generated])  # type: ignore[attr-defined]

@@ -12,11 +12,13 @@ import typer
 
 from eightfold.cli.flags import Given, Verbose, takes_flags
 from eightfold.cli.output import complain, progress_bars, write
+from eightfold.cli.serve import require_libraries
 from eightfold.errors import InputError
 from eightfold.hub.names import identify
+from eightfold.types import SamplingParams
 
 if TYPE_CHECKING:
-    from eightfold.llm import RequestOutput
+    from eightfold.llm import LLM, RequestOutput
 
 
 @takes_flags()
@@ -24,22 +26,26 @@ def generate(
     given: Given,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from.")] = None,
     input_file: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="One prompt a line; - is stdin.", show_default=False)
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="One prompt a line; - is stdin. FILE.jsonl is a batch of OpenAI's requests, one a line, answered alike.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line a prompt.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer prompts. One prompt streams to the terminal; several run as one batch."""
+    if input_file is not None and input_file.endswith(".jsonl"):
+        _batch(given, _lines(input_file), [*(prompts or []), *(["--json"] if as_json else [])], verbose)
+        return
     texts = [*(prompts or []), *(_lines(input_file) if input_file is not None else [])]
     if not texts:
         raise InputError("prompt", got="none", expected="a PROMPT, or --input FILE with one a line")
     identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
-    from eightfold.llm import LLM
-
-    with progress_bars() as report:
-        llm = LLM(**given.options, report=report)
-    if verbose:
-        complain(llm.config.table())
+    llm = _load(given, verbose)
     if len(texts) == 1 and given.params.n == 1 and not as_json:
         for event in llm.stream(texts[0], given.params):
             write(event.text, end="")
@@ -55,6 +61,32 @@ def generate(
             write(f"[{label}] {text}{completion.text}")
 
 
+def _load(given: Given, verbose: bool) -> LLM:
+    from eightfold.llm import LLM
+
+    with progress_bars() as report:
+        llm = LLM(**given.options, report=report)
+    if verbose:
+        complain(llm.config.table())
+    return llm
+
+
+def _batch(given: Given, lines: Sequence[str], others: Sequence[str], verbose: bool) -> None:
+    """Answer a file of requests, each with everything in its own line; errors are answers too."""
+    if others:
+        raise InputError("--input", got=f"a batch, and {' '.join(others)} beside it", expected="the batch alone")
+    if given.params != SamplingParams():
+        raise InputError("--input", got="a batch, and sampling flags", expected="sampling parameters in the batch's bodies")
+    require_libraries()
+    identify(given.config.model, given.config.revision)
+    from eightfold.batch import run_batch
+
+    llm = _load(given, verbose)
+    num_failed = run_batch(llm, lines, write, names=(given.config.model,))
+    if num_failed:
+        complain(f"{num_failed} of {len(lines)} requests were refused; their lines say why")
+
+
 def _lines(name: str) -> Sequence[str]:
     """The lines of a file that are not empty."""
     path = Path(name)
@@ -64,7 +96,7 @@ def _lines(name: str) -> Sequence[str]:
         content = sys.stdin.read() if name == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError("--input", got=f"{name} ({error})", expected="text in UTF-8") from error
-    return [line for line in content.splitlines() if line.strip()]
+    return [line for line in content.split("\n") if line.strip()]
 
 
 def _record(prompt: str, output: RequestOutput) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from eightfold.cli.output import line, megabytes, progress_bars, write
 from eightfold.hub.names import identify
 
 if TYPE_CHECKING:
-    from eightfold.inspection import BackendUse, TensorInspection
+    from eightfold.inspection import BackendUse, LayerInspection, TensorInspection
 
 _FLAGS = (
     "revision",
@@ -26,17 +27,20 @@ _FLAGS = (
     "device",
     "load_format",
     "fp8_gemm_backend",
+    "moe_runner_backend",
     "attention_backend",
 )
+# Lines of the lists of what is worst.
+_WORST = 10
 _HEADER = ("tensor", "shape", "before", "after", "SQNR dB", "fold error", "backend", "kept because")
 _WIDTHS = (0, 14, 12, 12, 7, 10, 10, 0)
 
 
 @takes_flags(engine=_FLAGS, sampling=False, defaults={"quantization": "mxfp8"})
 def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Show what becomes of each tensor: decision, bytes, noise, backend. Totals last; nothing is loaded whole."""
+    """Show what becomes of each tensor and expert: decision, bytes, noise, backend. The worst and totals come last."""
     identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
-    from eightfold.inspection import Inspection
+    from eightfold.inspection import Inspection, by_layer, worst_tensors
 
     with progress_bars() as report:
         inspection = Inspection(given.config, report=report)
@@ -54,14 +58,17 @@ def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="
         record = {
             "model": given.config.model,
             "tensors": [_record(tensor) for tensor in tensors],
+            "layers": [asdict(layer) for layer in by_layer(tensors)],
+            "notes": list(inspection.notes),
             "skipped": dict(inspection.skipped),
             "backends": [backend_record(use) for use in inspection.backends()],
             "totals": totals,
         }
         write(json.dumps(record))
         return
-    for name, reason in inspection.skipped.items():
-        write(f"{name}: not needed, {reason}")
+    _write_worst(worst_tensors(tensors, _WORST), by_layer(tensors)[:_WORST], widths)
+    for note in inspection.notes:
+        write(note)
     write(
         f"\n{totals['quantized']} tensors quantized, {totals['kept']} kept; "
         f"{megabytes(totals['bytes_before'])} become {megabytes(totals['bytes_after'])}"
@@ -73,6 +80,21 @@ def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="
         )
     for use in inspection.backends():
         write(describe(use))
+
+
+def _write_worst(tensors: Sequence[TensorInspection], layers: Sequence[LayerInspection], widths: Sequence[int]) -> None:
+    """The worst tensors and the worst layers, where there are more than these."""
+    if not tensors:
+        return
+    write(f"\nthe {len(tensors)} tensors with most noise, the worst first")
+    for tensor in tensors:
+        write(line(_row(tensor), widths, right=range(2, 6)))
+    width = max(len(layer.layer) for layer in layers)
+    write(f"\nthe {len(layers)} layers with most noise, the worst first: least and mean SQNR, largest fold error, worst tensor")
+    for layer in layers:
+        numbers = f"{layer.sqnr_db_min:6.2f}  {layer.sqnr_db_mean:6.2f}  {_fold_error(layer.fold_error_max):>8}"
+        write(f"{layer.layer:<{width}}  {numbers}  {layer.worst}")
+    write("")
 
 
 def describe(use: BackendUse) -> str:

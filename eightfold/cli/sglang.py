@@ -14,14 +14,9 @@ _REFUSALS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "Mixtures of experts are not built yet; a dense model works, with --fp8-gemm-backend for its products.",
-        ("--moe-runner-backend",),
-    ),
-    (
-        "Models with a recurrent state are not built yet; a model of attention alone works without it.",
+        "Recurrent layers have one backend for each kind of hardware, and a rule of their own for which states are kept.",
         (
-            "--mamba-backend", "--mamba-ssm-dtype", "--max-mamba-cache-size", "--mamba-full-memory-ratio",
-            "--mamba-radix-cache-strategy", "--mamba-scheduler-strategy", "--mamba-track-interval",
+            "--mamba-backend", "--mamba-radix-cache-strategy", "--mamba-scheduler-strategy",
             "--mamba-max-states-per-path", "--enable-mamba-cache-stochastic-rounding", "--mamba-cache-philox-rounds",
             "--enable-int8-mamba-checkpoint", "--int8-mamba-ckpt-size", "--linear-attn-backend",
             "--linear-attn-prefill-backend", "--linear-attn-decode-backend", "--linear-attn-verify-backend",
@@ -60,8 +55,8 @@ _REFUSALS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "The tokenizer and its chat template are read from the model's own folder; put them there.",
-        ("--tokenizer-path", "--chat-template"),
+        "The tokenizer is read from the model's own folder; put it there.",
+        ("--tokenizer-path",),
     ),
     (
         "Code of a checkpoint is never run; `eightfold inspect` says whether the model type is supported.",
@@ -103,21 +98,20 @@ _REFUSALS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("--enable-lora", "--lora-paths", "--max-loras-per-batch", "--lora-backend"),
     ),
     (
-        "There is no server yet; `generate` and `chat` answer in this process.",
-        (
-            "--host", "--port", "--api-key", "--admin-api-key", "--served-model-name", "--weight-version", "--reasoning-parser",
-            "--tool-call-parser", "--max-queued-requests", "--enable-cache-report", "--stream-interval", "--log-requests",
-            "--enable-metrics", "--enable-trace", "--otlp-traces-endpoint", "--ssl-keyfile", "--ssl-certfile",
-            "--ssl-ca-certs", "--ssl-keyfile-password", "--watchdog-timeout",
-        ),
+        "Metrics are always on, and usage always tells the cached tokens; leave it out.",
+        ("--enable-metrics", "--enable-cache-report"),
+    ),
+    (
+        "Traces are not built yet; /metrics has histograms of what requests wait for.",
+        ("--enable-trace", "--otlp-traces-endpoint"),
+    ),
+    (
+        "The server speaks plain HTTP; put a proxy before it that speaks TLS.",
+        ("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-keyfile-password"),
     ),
     (
         "Give the values as flags.",
         ("--config",),
-    ),
-    (
-        "What is printed is fixed, and progress goes to a terminal alone.",
-        ("--log-level",),
     ),
     (
         "A prompt that is too long is refused with its length; shorten it, or raise --context-length where the model allows.",

@@ -61,3 +61,31 @@ def test_a_file_that_is_no_text_is_refused(checkpoint: Path, tmp_path: Path, cap
     file.write_bytes(b"\xff\xfe")
     assert main(["generate", str(checkpoint), "--input", str(file)]) == BAD_INPUT
     assert "UTF-8" in capsys.readouterr().err
+
+
+def request_line(custom_id: str, **body: object) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body})
+
+
+def test_generate_answers_a_batch(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "batch.jsonl"
+    good = request_line("a", prompt="hel\u2028lo", max_tokens=4, temperature=0, model=str(checkpoint))
+    file.write_text(f"{good}\n\n{request_line('b', prompt='hello', n=0)}\n", encoding="utf-8")
+    assert main(["generate", str(checkpoint), "--input", str(file), "--max-total-tokens", "1024"]) == 0
+    out, err = capsys.readouterr()
+    first, second = (json.loads(line) for line in out.splitlines())
+    (expected,) = LLM(checkpoint).generate("hel\u2028lo", SamplingParams(temperature=0.0, max_tokens=4))
+    assert first["custom_id"] == "a"
+    assert first["response"]["body"]["choices"][0]["text"] == expected.text
+    assert second["response"]["body"]["error"]["param"] == "n"
+    assert err == "1 of 2 requests were refused; their lines say why\n"
+
+
+@pytest.mark.parametrize("others", [("--temperature", "0"), ("hello",), ("--json",)])
+def test_a_batch_stands_alone(
+    others: tuple[str, ...], checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "batch.jsonl"
+    file.write_text(request_line("a", prompt="hello"))
+    assert main(["generate", str(checkpoint), *others, "--input", str(file)]) == BAD_INPUT
+    assert "--input: got a batch, and" in capsys.readouterr().err
