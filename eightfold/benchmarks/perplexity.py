@@ -1,15 +1,18 @@
 """What quantization costs in quality, on real text.
 
     python -m eightfold.benchmarks.perplexity --model smollm2
+    python -m eightfold.benchmarks.perplexity --experts 4
 
 Weights go through this package's own loader, and logits through its own model with fp32 activations. KL and the share of equal
 likeliest tokens are against the weights as they are in the checkpoint. The last row also rounds the input of every quantized
-product to FP8 with a scale a token, which is what the fold path multiplies on a GPU.
+dense product to FP8 with a scale a token, which is what the fold path multiplies on a GPU. With `--experts` the model is a
+mixture that `eightfold/benchmarks/mixture.py` makes from the dense one.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from eightfold.benchmarks.mixture import write_mixture
 from eightfold.benchmarks.report import print_report
 from eightfold.benchmarks.text import state_of_the_union
 from eightfold.errors import InputError
@@ -102,11 +106,20 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a folder, a hub id or an alias")
+    parser.add_argument("--experts", type=int, help="make a mixture of so many experts from the model, and measure that")
     parser.add_argument("--text", type=Path, nargs="+", help="files to read instead of the State of the Union")
     parser.add_argument("--windows", type=int, default=8, help="windows to score")
     parser.add_argument("--length", type=int, default=512, help="tokens in a window")
     arguments = parser.parse_args()
     path = resolve_model(arguments.model)
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.experts:
+            path = write_mixture(path, Path(folder), num_experts=arguments.experts)
+        measure(path, arguments)
+
+
+def measure(path: Path, arguments: argparse.Namespace) -> None:
+    """Score every row on the same windows, and print the table."""
     text = "".join(file.read_text(encoding="utf-8") for file in arguments.text) if arguments.text else state_of_the_union()
     tokenizer = AutoTokenizer.from_pretrained(path)
     windows = windows_of(text, tokenizer, num_windows=arguments.windows, length=arguments.length)
@@ -120,8 +133,9 @@ def main() -> None:
         for name, quality in results.items()
     ]
     scored = results["as stored"].num_tokens
+    experts = f" as {arguments.experts} experts" if arguments.experts else ""
     print_report(
-        f"perplexity {arguments.model}, {scored} tokens",
+        f"perplexity {arguments.model}{experts}, {scored} tokens",
         ["weights", "perplexity", "KL", "same top-1"],
         table,
         {
