@@ -13,11 +13,16 @@ from eightfold._version import __version__
 if TYPE_CHECKING:
     from eightfold.config import EngineConfig
     from eightfold.llm import LLM
-    from eightfold.types import SamplingParams
+    from eightfold.types import Grammar, SamplingParams
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = ["LLM", "EngineConfig", "Grammar", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "eightfold.llm", "EngineConfig": "eightfold.config", "SamplingParams": "eightfold.types"}
+_HOMES = {
+    "LLM": "eightfold.llm",
+    "EngineConfig": "eightfold.config",
+    "Grammar": "eightfold.types",
+    "SamplingParams": "eightfold.types",
+}
 
 
 def __getattr__(name: str) -> object:

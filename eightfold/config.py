@@ -7,7 +7,9 @@ the values that the engine runs on, and with the origin of each: the user, the d
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -19,6 +21,7 @@ from eightfold.types import Quantization
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors"]
+StateDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
 ScaleRuleName: TypeAlias = Literal["ceil", "floor"]
 SamplingDefaults: TypeAlias = Literal["model", "openai"]
 OriginKind: TypeAlias = Literal["user", "default", "model", "hardware"]
@@ -27,6 +30,8 @@ DEFAULT_CHUNKED_PREFILL_SIZE = 2048
 DEFAULT_MAX_RUNNING_REQUESTS = 256
 DEFAULT_MEM_FRACTION = {"cpu": 0.6, "cuda": 0.88}
 DEFAULT_PAGE_SIZE = 16
+DEFAULT_STATE_RATIO = 0.9
+DEFAULT_TRACK_INTERVAL = 256
 
 
 def option(default: Any = MISSING, *, help: str, choices: object = None, aliases: Sequence[str] = ()) -> Any:  # noqa: A002
@@ -60,6 +65,7 @@ class EngineConfig:
     device: Device = option("auto", choices=Device, help="Where to run.")
     load_format: LoadFormat = option("auto", choices=LoadFormat, help="Format of the weight files.")
     fp8_gemm_backend: str = option("auto", help="Backend of the quantized dense products.")
+    moe_runner_backend: str = option("auto", help="Backend of quantized mixtures of experts.")
     attention_backend: str = option("auto", help="Backend of paged attention.")
     context_length: int | None = option(None, help="Longest sequence, prompt and answer together.")
     max_running_requests: int | None = option(None, help="Most requests that run at once.")
@@ -67,6 +73,18 @@ class EngineConfig:
     mem_fraction_static: float | None = option(None, help="Share of the device's memory for weights and the KV cache.")
     chunked_prefill_size: int | None = option(None, help="Most tokens that one step computes.")
     page_size: int | None = option(None, help="Tokens in a block of the KV cache.")
+    mamba_ssm_dtype: StateDtype = option(
+        "auto", choices=StateDtype, help="Data type of the states of recurrent layers; auto is what the checkpoint says."
+    )
+    max_mamba_cache_size: int | None = option(
+        None, help="Recurrent states in memory, one for each running request and the rest for prefixes that come again."
+    )
+    mamba_full_memory_ratio: float | None = option(
+        None, help="Memory of recurrent states as a multiple of that of the KV cache."
+    )
+    mamba_track_interval: int | None = option(
+        None, help="Tokens between the recurrent states that are kept while an answer grows; a multiple of the page size."
+    )
     disable_prefix_cache: bool = option(
         False, help="Compute every prompt from its first token.", aliases=("--disable-radix-cache",)
     )
@@ -83,16 +101,21 @@ class EngineConfig:
         for item in fields(self):
             if "choices" in item.metadata:
                 _check_choice(item, getattr(self, item.name))
-        for name in ("model", "fp8_gemm_backend", "attention_backend", "revision"):
+        for name in ("model", "fp8_gemm_backend", "moe_runner_backend", "attention_backend", "revision"):
             _check_text(name, getattr(self, name), optional=name == "revision")
         for name in ("quantize_lm_head", "disable_prefix_cache"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(name, got=repr(getattr(self, name)), expected="true or false")
         for name in ("context_length", "max_running_requests", "max_total_tokens", "chunked_prefill_size", "page_size"):
             _check_positive(name, getattr(self, name))
+        _check_positive("mamba_track_interval", self.mamba_track_interval)
+        _check_positive("max_mamba_cache_size", self.max_mamba_cache_size, least=0)
         fraction = self.mem_fraction_static
         if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
             raise InputError("mem_fraction_static", got=repr(fraction), expected="a number above 0 and at most 1")
+        ratio = self.mamba_full_memory_ratio
+        if ratio is not None and not (_is_number(ratio) and 0 < ratio < math.inf):
+            raise InputError("mamba_full_memory_ratio", got=repr(ratio), expected="a number above 0")
         if self.seed is not None and not (_is_number(self.seed) and isinstance(self.seed, int) and 0 <= self.seed < 2**64):
             raise InputError("seed", got=repr(self.seed), expected="a whole number from 0 to 2^64 - 1")
         if self.quantize_lm_head and self.quantization is None:
@@ -117,7 +140,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """An EngineConfig in which everything is decided."""
+    """An EngineConfig in which everything is decided. Without recurrent layers `max_mamba_cache_size` is 0."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]
@@ -127,6 +150,10 @@ class ResolvedConfig(EngineConfig):
     mem_fraction_static: float
     chunked_prefill_size: int
     page_size: int
+    mamba_ssm_dtype: Literal["float32", "bfloat16"]
+    max_mamba_cache_size: int
+    mamba_full_memory_ratio: float
+    mamba_track_interval: int
     seed: int
     origins: tuple[Origin, ...]
 
@@ -145,11 +172,16 @@ class ModelFacts:
         context_length: the longest sequence that the model was made for.
         weight_bytes: bytes of the weights as they will lie in memory.
         kv_bytes_per_token: dtype of the activations to bytes of keys and values that one token occupies, over all layers.
+        state_bytes: dtypes of the activations and of the states to bytes of the recurrent states of one sequence, over all
+            layers; empty, or 0, where none recurs.
+        state_dtype: dtype that the checkpoint wants for the states; None where it does not say.
     """
 
     context_length: int
     weight_bytes: int
     kv_bytes_per_token: Mapping[str, int]
+    state_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    state_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +218,31 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: HardwareFacts) ->
         )
     fraction = settle("mem_fraction_static", DEFAULT_MEM_FRACTION[hardware.device], "default", "")
     page = settle("page_size", DEFAULT_PAGE_SIZE, "default", "")
-    running = settle("max_running_requests", DEFAULT_MAX_RUNNING_REQUESTS, "default", "")
-    settle("chunked_prefill_size", DEFAULT_CHUNKED_PREFILL_SIZE, "default", "")
+    chunk = settle("chunked_prefill_size", DEFAULT_CHUNKED_PREFILL_SIZE, "default", "")
     settle("seed", 0, "default", "")
+    state_dtype = settle("mamba_ssm_dtype", *default_state_dtype(model.state_dtype))
+    settle("mamba_full_memory_ratio", DEFAULT_STATE_RATIO, "default", "")
+    _check_interval(settle("mamba_track_interval", -(-DEFAULT_TRACK_INTERVAL // page) * page, "default", ""), page)
 
     room = int(hardware.memory_bytes * fraction) - model.weight_bytes
-    fits = max(room, 0) // model.kv_bytes_per_token[dtype]
+    kv_bytes, state_bytes = model.kv_bytes_per_token[dtype], model.state_bytes.get((dtype, state_dtype), 0)
+    if state_bytes:
+        limits = _state_limits(config, room, kv_bytes, state_bytes, page=page, chunks=-(-context // chunk))
+        running = settle("max_running_requests", *limits.running)
+        room -= settle("max_mamba_cache_size", *limits.slots) * state_bytes
+    else:
+        _refuse_state_options(config)
+        running = settle("max_running_requests", DEFAULT_MAX_RUNNING_REQUESTS, "default", "")
+        settle("max_mamba_cache_size", 0, "model", "no layer has a recurrent state")
+    beside = "the weights and the recurrent states" if state_bytes else "the weights"
+    fits = max(room, 0) // kv_bytes if kv_bytes else sys.maxsize
     wanted = min(fits, running * context)
     why = f"what fits into {fraction:.0%} of memory" if wanted == fits else "every running request at full length"
     total = settle("max_total_tokens", wanted // page * page, "hardware", why)
     if total > fits:
-        raise InputError("max_total_tokens", got=total, expected=f"at most {fits}, which fit beside the weights")
+        raise InputError("max_total_tokens", got=total, expected=f"at most {fits}, which fit beside {beside}")
     if total < page:
-        needed = (model.weight_bytes + page * model.kv_bytes_per_token[dtype]) / hardware.memory_bytes
+        needed = (model.weight_bytes + page * kv_bytes) / hardware.memory_bytes
         raise InputError(
             "max_total_tokens",
             got=total,
@@ -213,6 +257,105 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: HardwareFacts) ->
     order = [item.name for item in fields(EngineConfig)]
     origins.sort(key=lambda origin: order.index(origin.name))
     return ResolvedConfig(**values, origins=tuple(origins))
+
+
+@dataclass(frozen=True, slots=True)
+class _StateLimits:
+    """Requests that may run and slots for states, each as value, kind and why of its origin."""
+
+    running: tuple[int, OriginKind, str]
+    slots: tuple[int, OriginKind, str]
+
+
+def _state_limits(config: EngineConfig, room: int, kv_bytes: int, state_bytes: int, *, page: int, chunks: int) -> _StateLimits:
+    """Divide the memory beside the weights between keys and values and states, and the states between requests and prefixes.
+
+    Args:
+        config: what the user said.
+        room: bytes beside the weights.
+        kv_bytes: of one token; 0 where no layer attends.
+        state_bytes: of one sequence.
+        page: tokens in a block.
+        chunks: steps that the longest prompt takes.
+    """
+    size, requests, tokens, ratio = (
+        config.max_mamba_cache_size,
+        config.max_running_requests,
+        config.max_total_tokens,
+        config.mamba_full_memory_ratio,
+    )
+    if size is not None and ratio is not None:
+        raise InputError(
+            "mamba_full_memory_ratio", got=ratio, expected="none beside max_mamba_cache_size, which decides already"
+        )
+    if kv_bytes == 0 and ratio is not None:
+        raise InputError(
+            "mamba_full_memory_ratio", got=ratio, expected="no value, since no layer of this model has keys and values"
+        )
+    kept = page if tokens is None else tokens
+    most = (room - kept * kv_bytes) // state_bytes
+    if most < 1:
+        raise InputError(
+            "mem_fraction_static",
+            got=f"{max(room, 0)} bytes beside the weights",
+            expected=f"at least {kept * kv_bytes + state_bytes}, for {kept} tokens and the recurrent states of one request",
+            remedy="A larger fraction would hold them." if tokens is None else "So would fewer max_total_tokens.",
+        )
+    share = DEFAULT_STATE_RATIO if ratio is None else ratio
+    if kv_bytes == 0 or (tokens is not None and ratio is None):
+        budget = room
+    elif tokens is not None:
+        budget = int(share * tokens * kv_bytes)
+    else:
+        budget = int(room * share / (1 + share))
+    slots = max(1, min(most, budget // state_bytes))
+    if size is not None:
+        slots = size
+        if not 1 <= size <= most:
+            raise InputError(
+                "max_mamba_cache_size",
+                got=size,
+                expected=f"at least 1 and at most {most}, which fit beside the weights and {kept} tokens",
+            )
+    elif requests is not None and ratio is None:
+        slots = max(slots, min(requests, most))
+    if requests is not None and requests > slots:
+        raise InputError(
+            "max_running_requests",
+            got=requests,
+            expected=f"at most {slots}, each with a recurrent state",
+            remedy=f"max_mamba_cache_size of up to {most} would fit." if most > slots else "",
+        )
+    keeps_prefixes = not config.disable_prefix_cache
+    fit = max(1, slots * 2 // 3) if keeps_prefixes else slots
+    running = min(DEFAULT_MAX_RUNNING_REQUESTS, fit) if requests is None else requests
+    # Beside its own state a request can make use of one for each chunk of its prompt and one for its answer.
+    useful = running * (2 + chunks) if keeps_prefixes else running
+    is_lowered = running < DEFAULT_MAX_RUNNING_REQUESTS
+    running_why = "two thirds of the recurrent states that fit" if keeps_prefixes else "the recurrent states that fit"
+    slots_why = "all that running requests can use" if slots >= useful else f"{state_bytes} bytes each"
+    return _StateLimits(
+        (running, *(("hardware", running_why) if is_lowered else ("default", ""))),
+        (min(slots, useful), "hardware", slots_why),
+    )
+
+
+def _check_interval(interval: int, page: int) -> None:
+    if interval % page:
+        raise InputError(
+            "mamba_track_interval",
+            got=interval,
+            expected=f"a multiple of the page size {page}",
+            remedy=f"{-(-interval // page) * page} is one.",
+        )
+
+
+def _refuse_state_options(config: EngineConfig) -> None:
+    """Refuse what says something about recurrent states of a model that has none."""
+    defaults = {item.name: item.default for item in fields(EngineConfig)}
+    for name in ("mamba_ssm_dtype", "max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_track_interval"):
+        if (given := getattr(config, name)) != defaults[name]:
+            raise InputError(name, got=given, expected="no value, since no layer of this model has a recurrent state")
 
 
 def refuse_unknown(kind: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -239,15 +382,20 @@ def default_dtype(device: str) -> tuple[Literal["float32", "bfloat16"], OriginKi
     return "bfloat16", "hardware", "the type that the tensor cores take"
 
 
+def default_state_dtype(said: str | None) -> tuple[str, OriginKind, str]:
+    """The dtype of recurrent states where the user names none, by what the checkpoint says, and why."""
+    return ("float32", "default", "") if said is None else (said, "model", "its mamba_ssm_cache_dtype")
+
+
 def _check_choice(item: Field[Any], value: object) -> None:
     words = item.metadata["choices"]
     if words and value not in words and not (value is None and item.default is None):
         raise InputError(item.name, got=repr(value), expected=f"one of: {', '.join(words)}")
 
 
-def _check_positive(name: str, value: object) -> None:
-    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        raise InputError(name, got=repr(value), expected="a whole number, at least 1")
+def _check_positive(name: str, value: object, *, least: int = 1) -> None:
+    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+        raise InputError(name, got=repr(value), expected=f"a whole number, at least {least}")
 
 
 def _check_text(name: str, value: object, *, optional: bool) -> None:

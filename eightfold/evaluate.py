@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from eightfold.errors import InputError
-from eightfold.kernels.operations import AttentionMetadata
+from eightfold.kernels.operations import AttentionMetadata, BatchMetadata, StateMetadata
 from eightfold.kernels.selection import Kernels
-from eightfold.models.checkpoint import Checkpoint
-from eightfold.models.loader import plan, read, read_model
+from eightfold.layers.caches import CacheLayout, LayerCache, StateCache
+from eightfold.models.loader import open_checkpoint, plan, read, read_model
 from eightfold.quant.mxfp8 import ScaleRule
 from eightfold.quant.policy import Policy
 
@@ -99,8 +99,7 @@ def checkpoint_logits(
         folded: fold every quantized weight, and keep the result in MXFP8's form, so that any backend runs it.
         block_size: tokens in a block of the cache that a window gets.
     """
-    arch, model = read_model(path)
-    checkpoint = Checkpoint(path)
+    model, checkpoint = read_model(path), open_checkpoint(path)
     read(checkpoint, plan(model, checkpoint, policy, kernels), kernels, rule=rule)
     if folded:
         for weight in model.weights():
@@ -111,23 +110,45 @@ def checkpoint_logits(
     @torch.inference_mode()
     def logits(window: Sequence[int]) -> Tensor:
         num_blocks = -(-len(window) // block_size)
-        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_dim)
-        caches = [
-            (
-                torch.empty(shape, dtype=kernels.activation_dtype, device=device),
-                torch.empty(shape, dtype=kernels.activation_dtype, device=device),
-            )
-            for _ in range(arch.num_layers)
-        ]
         positions = torch.arange(len(window), device=device)
-        metadata = AttentionMetadata(
-            slot_mapping=positions,
-            block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device).unsqueeze(0),
-            query_start=torch.tensor([0, len(window)], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([len(window)], dtype=torch.int32, device=device),
-            max_query_len=len(window),
-            max_context_len=len(window),
+        query_start = torch.tensor([0, len(window)], dtype=torch.int32, device=device)
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        metadata = BatchMetadata(
+            AttentionMetadata(
+                slot_mapping=positions,
+                block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device).unsqueeze(0),
+                query_start=query_start,
+                context_lens=query_start[1:],
+                max_query_len=len(window),
+                max_context_len=len(window),
+            ),
+            StateMetadata(
+                slots=torch.zeros(1, dtype=torch.int64, device=device),
+                is_new=torch.ones(1, dtype=torch.bool, device=device),
+                query_start=query_start,
+                save_sequences=none,
+                save_lengths=none,
+                save_slots=none,
+                max_query_len=len(window),
+            ),
         )
+        caches = _caches(model.arch.layout, kernels, num_blocks, block_size)
         return model.logits(model(torch.tensor(window, device=device), positions, caches, metadata))
 
     return logits
+
+
+def _caches(layout: CacheLayout, kernels: Kernels, num_blocks: int, block_size: int) -> list[LayerCache]:
+    """Room for one window."""
+    device, dtype = kernels.hardware.device, kernels.activation_dtype
+    kv_shape = (num_blocks, block_size, layout.num_kv_heads, layout.head_dim)
+
+    def one(attends: bool, recurs: bool) -> LayerCache:
+        kv = (torch.empty(kv_shape, dtype=dtype, device=device), torch.empty(kv_shape, dtype=dtype, device=device))
+        if not recurs or layout.conv_shape is None or layout.ssm_shape is None:
+            return LayerCache(kv if attends else None)
+        conv = torch.empty((1, *layout.conv_shape), dtype=dtype, device=device)
+        ssm = torch.empty((1, *layout.ssm_shape), dtype=kernels.state_dtype, device=device)
+        return LayerCache(kv if attends else None, StateCache(conv, ssm))
+
+    return [one(attends, recurs) for attends, recurs in zip(layout.attends, layout.recurs, strict=True)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +14,25 @@ from eightfold.config import EngineConfig, default_dtype
 from eightfold.errors import CheckpointError
 from eightfold.hub.resolve import resolve_model
 from eightfold.kernels.hardware import detect
-from eightfold.kernels.operations import LinearBackend
-from eightfold.kernels.registry import Choice, Declined
+from eightfold.kernels.registry import Declined
 from eightfold.kernels.selection import Kernels
-from eightfold.layers.attention import Attention
-from eightfold.layers.linear import Linear
-from eightfold.layers.module import Module
-from eightfold.models.checkpoint import Checkpoint
-from eightfold.models.loader import plan, read_model
+from eightfold.layers.module import Chosen, Module
+from eightfold.layers.weight import Weight
+from eightfold.models.loader import Destination, open_checkpoint, plan, read_model
 from eightfold.quant.mxfp8 import ScaleRule, fold, quantize, sqnr_db
 from eightfold.quant.policy import Decision, Policy
 from eightfold.types import Progress
 
+# A layer's name is what a tensor's begins with, up to its number.
+_LAYER = re.compile(r".*?\blayers\.\d+")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInspection:
-    """What would become of one tensor.
+    """What would become of one tensor, or of one expert in a tensor of all.
 
     Attributes:
-        name: its name in the checkpoint.
+        name: its name in the checkpoint, with the number of the expert in brackets where the tensor holds all.
         shape: its shape.
         decision: quantized or not, and why.
         bytes_before: bytes in the file.
@@ -52,6 +52,25 @@ class TensorInspection:
     fold_error: float | None
     backend: str | None
     declined: tuple[Declined, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInspection:
+    """What quantizing does to one layer of the model.
+
+    Attributes:
+        layer: its name, such as "backbone.layers.3".
+        sqnr_db_min: of its worst tensor.
+        sqnr_db_mean: over its quantized tensors.
+        fold_error_max: of its worst tensor.
+        worst: the name of the tensor with the least SQNR.
+    """
+
+    layer: str
+    sqnr_db_min: float
+    sqnr_db_mean: float
+    fold_error_max: float
+    worst: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +100,7 @@ class Inspection:
     Attributes:
         names: the tensors that `tensors()` will give, in its order.
         skipped: tensors that the model does not need, each with the reason.
+        notes: what is worth a line: tensors that are passed over or cut.
 
     Raises:
         InputError: what would also keep the model from being loaded.
@@ -91,59 +111,64 @@ class Inspection:
         hardware = detect(config.device)
         dtype = config.dtype if config.dtype != "auto" else default_dtype(hardware.device.type)[0]
         self._rule = ScaleRule(config.scale_rule)
-        self._kernels = Kernels(hardware, getattr(torch, dtype), config.fp8_gemm_backend, config.attention_backend)
-        _, self._model = read_model(path)
-        self._checkpoint = Checkpoint(path)
+        self._kernels = Kernels(
+            hardware,
+            getattr(torch, dtype),
+            linear_backend=config.fp8_gemm_backend,
+            attention_backend=config.attention_backend,
+            moe_backend=config.moe_runner_backend,
+        )
+        self._model, self._checkpoint = read_model(path), open_checkpoint(path)
         policy = Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head)
         self._plan = plan(self._model, self._checkpoint, policy, self._kernels)
-        self._choices = self._choose()
-        self.names = tuple(name for name in self._checkpoint.tensors for _ in self._plan.destinations.get(name, ()))
-        self.skipped = self._plan.skipped
+        self._chosen = {id(self._source(weight)): item for item in reversed(self._plan.chosen) for weight in item.weights}
+        self.names = tuple(
+            info.stored_name for info in self._checkpoint.tensors.values() for _ in self._plan.destinations.get(info.name, ())
+        )
+        self.skipped, self.notes = self._plan.skipped, self._plan.notes
 
     def tensors(self) -> Iterator[TensorInspection]:
         """Each tensor that goes into the model, read, quantized, measured and dropped; twice where it has two uses.
+
+        A tensor that holds all experts of a layer comes as one inspection for each of them.
 
         Raises:
             CheckpointError: NaN or infinity in a tensor.
         """
         for info, tensor in self._checkpoint.read():
             for index, place in enumerate(self._plan.destinations.get(info.name, ())):
-                sqnr, fold_error = self._measure(info.name, tensor) if place.decision.quantized else (None, None)
-                _, choice = self._choices.get(id(place.weight), ("", None))
-                yield TensorInspection(
-                    name=info.name,
-                    shape=info.shape,
-                    decision=place.decision,
-                    bytes_before=info.nbytes if index == 0 else 0,
-                    bytes_after=place.nbytes,
-                    sqnr_db=sqnr,
-                    fold_error=fold_error,
-                    backend=None if choice is None else choice.backend.name,
-                    declined=() if choice is None else choice.declined,
-                )
+                before = info.nbytes if index == 0 else 0
+                if tensor.ndim == 3 and place.decision.quantized:
+                    share = len(tensor)
+                    for expert, values in enumerate(tensor):
+                        name = f"{info.stored_name}[{expert}]"
+                        yield self._inspect(name, values, place, before // share, place.nbytes // share)
+                else:
+                    yield self._inspect(info.stored_name, tensor, place, before, place.nbytes)
 
     def backends(self) -> tuple[BackendUse, ...]:
         """Which backends the model would use."""
-        attention = [module for module in self._model.modules() if isinstance(module, Attention)]
-        return _count(
-            [
-                *self._choices.values(),
-                *(("attention", self._kernels.attention(module.spec(self._kernels))) for module in attention),
-            ]
+        return _count(self._plan.chosen)
+
+    def _inspect(self, name: str, tensor: Tensor, place: Destination, before: int, after: int) -> TensorInspection:
+        sqnr, fold_error = self._measure(name, tensor) if place.decision.quantized else (None, None)
+        chosen = self._chosen.get(id(place.weight))
+        return TensorInspection(
+            name=name,
+            shape=tuple(tensor.shape),
+            decision=place.decision,
+            bytes_before=before,
+            bytes_after=after,
+            sqnr_db=sqnr,
+            fold_error=fold_error,
+            backend=None if chosen is None else chosen.choice.backend.name,
+            declined=() if chosen is None else chosen.choice.declined,
         )
 
-    def _choose(self) -> dict[int, tuple[str, Choice[LinearBackend]]]:
-        """The operation and backend of each dense product, by the identity of the weight that it multiplies with."""
-        choices: dict[int, tuple[str, Choice[LinearBackend]]] = {}
-        for module in self._model.modules():
-            if isinstance(module, Linear):
-                places = self._plan.destinations[module.weight.parts[0].name]
-                # A tied head that stays as it is multiplies with the embedding.
-                place = next((item for item in places if item.weight is module.weight), places[0])
-                weight_format = "mxfp8" if place.decision.quantized else str(place.dtype).removeprefix("torch.")
-                choice = self._kernels.linear(module.spec(self._kernels, weight_format))
-                choices[id(place.weight)] = (f"linear {weight_format}", choice)
-        return choices
+    def _source(self, weight: Weight) -> Weight:
+        """Whose storage a weight has: its own, or the embedding's, as a tied head that stays as it is."""
+        places = self._plan.destinations[weight.parts[0].name]
+        return next((place.weight for place in places if place.weight is weight), places[0].weight)
 
     def _measure(self, name: str, tensor: Tensor) -> tuple[float, float]:
         """SQNR and fold error of a tensor."""
@@ -155,17 +180,37 @@ class Inspection:
         return sqnr_db(values, quantized), fold(quantized).relative_error
 
 
+def worst_tensors(tensors: Iterable[TensorInspection], count: int) -> list[TensorInspection]:
+    """The quantized tensors with the least SQNR, the worst first."""
+    measured = [tensor for tensor in tensors if tensor.sqnr_db is not None]
+    return sorted(measured, key=lambda tensor: tensor.sqnr_db or 0.0)[:count]
+
+
+def by_layer(tensors: Iterable[TensorInspection]) -> list[LayerInspection]:
+    """What quantizing does to each layer, the worst first; without layers that have nothing quantized."""
+    layers: dict[str, list[TensorInspection]] = {}
+    for tensor in tensors:
+        if tensor.sqnr_db is not None:
+            match = _LAYER.match(tensor.name)
+            layers.setdefault(match.group() if match else tensor.name.rpartition(".")[0], []).append(tensor)
+    found = [
+        LayerInspection(
+            layer=layer,
+            sqnr_db_min=min(item.sqnr_db or 0.0 for item in items),
+            sqnr_db_mean=sum(item.sqnr_db or 0.0 for item in items) / len(items),
+            fold_error_max=max(item.fold_error or 0.0 for item in items),
+            worst=worst_tensors(items, 1)[0].name,
+        )
+        for layer, items in layers.items()
+    ]
+    return sorted(found, key=lambda item: item.sqnr_db_min)
+
+
 def bound_backends(model: Module) -> tuple[BackendUse, ...]:
     """Which backends a loaded model uses."""
-    used: list[tuple[str, Choice[Any]]] = []
-    for module in model.modules():
-        if isinstance(module, Linear) and module.choice is not None:
-            used.append(("linear mxfp8" if module.weight.decision.quantized else "linear kept", module.choice))
-        elif isinstance(module, Attention) and module.choice is not None:
-            used.append(("attention", module.choice))
-    return _count(used)
+    return _count(item for module in model.modules() for item in module.chosen)
 
 
-def _count(used: Iterable[tuple[str, Choice[Any]]]) -> tuple[BackendUse, ...]:
-    counts = Counter((operation, choice.backend.name, choice.declined) for operation, choice in used)
+def _count(used: Iterable[Chosen]) -> tuple[BackendUse, ...]:
+    counts = Counter((item.operation, item.choice.backend.name, item.choice.declined) for item in used)
     return tuple(BackendUse(*use, count) for use, count in counts.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -12,10 +11,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eightfold.config import EngineConfig, ResolvedConfig
+from eightfold.detokenizer import Detokenizer, TextEvent
 from eightfold.engine.engine import Engine
 from eightfold.errors import InputError
+from eightfold.grammar.compiler import GrammarCompiler
 from eightfold.hub.resolve import resolve_model
-from eightfold.text import Detokenizer, TextEvent, Tokenizer
+from eightfold.requests import params_of_answers
+from eightfold.text import Tokenizer
 from eightfold.types import FinishReason, Progress, Quantization, Request, SamplingParams, TokenEvent, TokenLogprobs
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -143,11 +145,30 @@ class LLM:
         self.tokenizer = tokenizer
         self._live: dict[str, _Answer] = {}
         self._num_prompts = 0
+        self._provide_grammars()
+
+    def _provide_grammars(self) -> None:
+        engine = self.engine
+        engine.grammar_compiler = GrammarCompiler(self.tokenizer, engine.vocab_size, engine.eos_token_ids)
 
     @property
     def config(self) -> ResolvedConfig:
         """Everything that was decided."""
         return self.engine.config
+
+    def update_weights(self, model: str | Path, *, revision: str | None = None, report: Progress | None = None) -> None:
+        """Put the weights of another checkpoint of the same shapes in the place of these; see `Engine.update_weights`.
+
+        Args:
+            model: a folder, an alias or a hub id.
+            revision: branch, tag or commit of a hub id.
+            report: told about downloads and loading.
+
+        Raises:
+            InputError: streams are open, or a checkpoint cannot be used or has other shapes; everything goes on as before.
+        """
+        self.engine.update_weights(str(model), revision=revision, report=report)
+        self._provide_grammars()
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -199,8 +220,7 @@ class LLM:
         token_ids = self._token_ids(prompt)
         self._num_prompts += 1
         answers: list[_Answer] = []
-        for index in range(params.n):
-            own = params if index == 0 else replace(params, prompt_logprobs=None, seed=_derived_seed(params.seed, index))
+        for index, own in enumerate(params_of_answers(params)):
             request = self.engine.make_request(f"{self._num_prompts}-{index}", token_ids, own)
             answers.append(_Answer(request, Detokenizer(self.tokenizer, request, index)))
         if not self.config.disable_prefix_cache:
@@ -315,12 +335,6 @@ def _token_id(item: object) -> int:
     if not isinstance(item, int) or isinstance(item, bool):
         raise InputError("prompt", got=f"{item!r} among token ids", expected="whole numbers")
     return item
-
-
-def _derived_seed(seed: int | None, index: int) -> int | None:
-    if seed is None:
-        return None  # the engine draws one for each request
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
 
 
 def _output(answers: Sequence[_Answer], events: Mapping[str, Sequence[TextEvent]]) -> RequestOutput:

@@ -1,13 +1,10 @@
-"""Between text and token ids: prompts and chats on the way in, pieces of an answer on the way out.
-
-An answer is decoded token by token. Two things hold a piece of it back: a character whose bytes have not all come, and text
-that may turn out to begin a stop text. Put together, the pieces are the text of the whole answer.
-"""
+"""From text to token ids and back: prompts, chats, and what a token stands for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +12,16 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from eightfold.errors import CheckpointError, InputError
-from eightfold.types import FinishReason, Request, TokenEvent, TokenLogprobs
-
-REPLACEMENT = "\ufffd"
-"""What a decoder puts for bytes that are no character, or not yet one."""
 
 # Any of these is the beginning of a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-# Bytes of the longest character, and so the most tokens that one can take.
-_CHARACTER = 4
-# Where so many new tokens ended in no whole character, some of their bytes never will, and the window is cut. What is left
-# spans the three units (of up to three bytes) that are held back, and the rest of a unit that the cut may fall into.
-_MOST_PENDING, _LEFT_PENDING = 16, 12
+# What a byte without a sign of its own is shown as, in the vocabularies of byte-level tokenizers (GPT-2's table).
+_BYTES_WITH_A_SIGN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTES_WITHOUT = tuple(byte for byte in range(256) if byte not in _BYTES_WITH_A_SIGN)
+_BYTE_OF: Mapping[str, int] = {chr(byte): byte for byte in _BYTES_WITH_A_SIGN} | {
+    chr(0x100 + index): byte for index, byte in enumerate(_BYTES_WITHOUT)
+}
+_FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
@@ -38,6 +33,7 @@ class Tokenizer:
 
     Attributes:
         special_ids: ids of the special tokens.
+        longest_token: characters of the longest token, which bounds the text of a number of tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, source: str) -> None:
@@ -49,10 +45,17 @@ class Tokenizer:
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        self.longest_token = max(map(len, self._backend.get_vocab()), default=1)
+        self._is_byte_level = "ByteLevel" in str(self._backend.decoder)
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    def load(cls, path: Path, *, chat_template: str | None = None) -> Tokenizer:
         """The tokenizer of a checkpoint folder.
+
+        Args:
+            path: the folder.
+            chat_template: a template in place of its own.
 
         Raises:
             CheckpointError: there is none, or it cannot be read.
@@ -70,6 +73,8 @@ class Tokenizer:
             raise CheckpointError(
                 f"tokenizer of {path}", got=type(loaded).__name__, expected="one with a tokenizer.json", remedy=remedy
             )
+        if chat_template is not None:
+            loaded.chat_template = chat_template
         return cls(loaded, str(path))
 
     @property
@@ -77,8 +82,16 @@ class Tokenizer:
         """Whether `render_chat` can work."""
         return self._tokenizer.chat_template is not None
 
-    def encode(self, text: str) -> list[int]:
+    def template_mentions(self, word: str) -> bool:
+        """Whether the chat template holds `word`, so that a value of that name can have an effect."""
+        return re.search(rf"\b{re.escape(word)}\b", self.template) is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model wants around it, and never with two BOS.
+
+        Args:
+            text: the prompt.
+            add_special_tokens: whether to add what the model wants; special tokens that the text spells are ids either way.
 
         Raises:
             InputError: the text holds half of a surrogate pair, which is no character.
@@ -86,26 +99,40 @@ class Tokenizer:
         _refuse_surrogates(text)
         bos = self._tokenizer.bos_token
         begun = bos is not None and text.startswith(str(bos))
-        return list(self._backend.encode(text, add_special_tokens=not begun).ids)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens and not begun).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the model's answer. The template writes all special tokens itself.
+
+        Args:
+            messages: as for `render_chat`.
+            options: those of `render_chat`.
 
         Raises:
             InputError: as `render_chat`, and as `encode`.
         """
-        text = self.render_chat(messages)
-        _refuse_surrogates(text)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """A conversation as the text that the model was trained on, up to where its answer begins.
 
         Args:
             messages: each with a "role" and a "content".
+            tools: functions that the model may call, as OpenAI describes them.
+            add_generation_prompt: end with the beginning of an answer.
+            continue_final_message: leave the last message open, so that the answer goes on from it; in place of the former.
+            variables: further names that the template reads, such as `enable_thinking`.
 
         Raises:
-            InputError: the tokenizer has no chat template, or the messages do not fit it.
+            InputError: the tokenizer has no chat template, or the messages, the tools or the variables do not fit it.
         """
         if not self.has_chat_template:
             raise InputError(
@@ -121,17 +148,77 @@ class Tokenizer:
                 raise InputError(
                     f"chat message {index}", got=repr(message), expected='a mapping with "role", a text, and "content"'
                 )
+        if tools and not self.template_mentions("tools"):
+            raise InputError("tools", got=f"{len(tools)} of them", expected="none: the model's chat template takes no tools")
+        for name in variables or {}:
+            self._check_variable(name)
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                **(variables or {}),
             )
         except Exception as error:  # a template is code of the checkpoint: whatever it raises is about the messages
             raise InputError("chat messages", got=str(error), expected="what the model's chat template takes") from error
         return str(rendered)
 
+    def _check_variable(self, name: str) -> None:
+        """Refuse what a request may not set, and what would have no effect."""
+        taken = {
+            "messages",
+            *self._tokenizer.special_tokens_map,
+            *inspect.signature(self._tokenizer.apply_chat_template).parameters,
+        }
+        if name in taken or not self.template_mentions(name):
+            raise InputError(
+                f"chat_template_kwargs.{name}",
+                got="a name that a request does not set" if name in taken else "a name that the chat template does not read",
+                expected="a variable of the model's chat template",
+            )
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The special tokens with their ids."""
+        return {self._added[token_id].decode(): token_id for token_id in self.special_ids}
+
+    def special_ids_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of the special tokens that stand in any of the texts."""
+        whole = "\0".join(texts).encode()
+        return frozenset(token_id for token_id in self.special_ids if self._added[token_id] in whole)
+
+    @property
+    def template(self) -> str:
+        """The source of the chat template; empty where there is none."""
+        template = self._tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be a part of a character; none for an id that stands for nothing."""
+        name = self._backend.id_to_token(token_id)
+        if name is None:
+            return b""
+        if token_id in self._added:
+            return self._added[token_id]
+        if self._is_byte_level:
+            return bytes(_BYTE_OF[sign] for sign in name) if all(sign in _BYTE_OF for sign in name) else name.encode()
+        fallback = _FALLBACK_BYTE.fullmatch(name)
+        return bytes([int(fallback[1], 16)]) if fallback else name.replace("\u2581", " ").encode()
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids, exactly as the tokenizer has it: no spaces are cleaned up."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, tokens that were added to it included."""
+        return self._backend.to_str()
+
+    @property
+    def size(self) -> int:
+        """Token ids that stand for something lie below it."""
+        return max(self._backend.get_vocab().values(), default=-1) + 1
 
     def knows(self, token_id: int) -> bool:
         """Whether the id stands for anything: a model's vocabulary is often padded beyond its tokenizer's."""
@@ -149,216 +236,3 @@ def _refuse_surrogates(text: str) -> None:
             expected="whole characters",
             remedy="Text that comes from a terminal or a file has to be UTF-8.",
         ) from error
-
-
-class TokenText:
-    """Decodes token by token; the pieces make the whole text, and none ends inside a character.
-
-    The last tokens before the new ones are decoded again with them, since a decoder may treat the beginning of a text on its
-    own (a leading space). `DecodeStream` of the tokenizers library works alike, but raises where a decoder changes its mind:
-    byte fallback reads a run of bytes as a whole, so that one bad byte turns the good characters before it into bad ones. Here
-    what was said stays said.
-
-    Args:
-        tokenizer: decodes.
-        context: tokens before the first one, whose text is not repeated.
-        skip_special_tokens: special tokens give no text.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._ids = self._window([token for token in context if token not in self._hidden])
-        self._num_context = len(self._ids)
-        self._said = self._decode(self._ids)
-
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes."""
-        if token_id in self._hidden or not self._tokenizer.knows(token_id):
-            return ""
-        self._ids.append(token_id)
-        text = self._decode(self._ids)
-        # Byte fallback shows an unfinished character as one replacement for each byte, byte-level BPE as one in all.
-        num_held = min(len(text) - len(text.rstrip(REPLACEMENT)), _CHARACTER - 1)
-        if num_held == 0:
-            return self._say_all(text)
-        if len(self._ids) - self._num_context > _MOST_PENDING:
-            return self._cut(text, num_held)
-        return self._say_start(text[:-num_held])
-
-    def finish(self) -> str:
-        """What is left at the end: bytes that never became a character, as replacement characters."""
-        return self._say_all(self._decode(self._ids)) if len(self._ids) > self._num_context else ""
-
-    def _window(self, context: Sequence[int]) -> list[int]:
-        """The last tokens of the context, begun between two characters where that can be: byte fallback needs it."""
-        windows = [list(context[-length:]) for length in range(_CHARACTER, 2 * _CHARACTER)]
-        return next((ids for ids in windows if REPLACEMENT not in self._decode(ids)), windows[0])
-
-    def _say_start(self, whole: str) -> str:
-        """The rest of `whole`, the certain part of the decoded window, which stays where it is."""
-        if not whole.startswith(self._said):
-            return ""
-        piece = whole[len(self._said) :]
-        self._said = whole
-        return piece
-
-    def _say_all(self, text: str) -> str:
-        """The rest of `text`, the decoded window, which nothing later can change; the window moves on."""
-        piece = self._rest(text)
-        if piece:
-            self._ids = self._ids[self._num_context :]
-            self._num_context = len(self._ids)
-            self._said = self._decode(self._ids)
-        return piece
-
-    def _cut(self, text: str, num_held: int) -> str:
-        """The rest of `text` but its last `num_held` replacements; the window keeps the tokens at its end alone."""
-        rest = self._rest(text)
-        self._ids = self._ids[-_LEFT_PENDING:]
-        window = self._decode(self._ids)
-        if not window.endswith(REPLACEMENT * num_held):  # byte fallback finds good characters now that a bad byte is gone
-            num_held = 0
-        self._num_context = len(self._ids) - num_held
-        self._said = window[: len(window) - num_held]
-        return rest[: len(rest) - num_held]
-
-    def _rest(self, text: str) -> str:
-        """What of `text`, the decoded window, was not said."""
-        if text.startswith(self._said):
-            return text[len(self._said) :]
-        for num_open in range(1, _CHARACTER):  # the context ended inside a character, which is whole now
-            said = self._said.removesuffix(REPLACEMENT * num_open)
-            if said != self._said and text.startswith(said):
-                return text[len(said) :]
-        return self._decode(self._ids[self._num_context :])
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-class StopMatcher:
-    """Finds the first stop text in a text that comes in pieces, wherever the pieces are cut.
-
-    The stop text that is complete first wins; of two that are complete at the same character, the longer one.
-
-    Args:
-        stops: the stop texts.
-        keep: whether the stop text stays in the text.
-
-    Attributes:
-        found: the stop text that was met; None while there is none.
-    """
-
-    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
-        self.found: str | None = None
-        self._stops = stops
-        self._keep = keep
-        self._tail = ""  # may be the beginning of a stop text
-
-    def push(self, piece: str, *, active: bool = True) -> str:
-        """What can be shown now that `piece` has come; nothing more once a stop text was found.
-
-        Args:
-            piece: the next text.
-            active: whether a stop text that ends in this piece counts.
-        """
-        if self.found is not None:
-            return ""
-        text, shown = self._tail + piece, len(self._tail) if self._keep else 0
-        matches = [match for stop in self._stops if (match := self._find(stop, text))] if active else []
-        if matches:
-            end, start, self.found = min(matches)
-            self._tail = ""
-            return text[shown : end if self._keep else start]
-        held = max((self._overlap(text, stop) for stop in self._stops), default=0)
-        self._tail = text[len(text) - held :]
-        return text[shown:] if self._keep else text[: len(text) - held]
-
-    def finish(self) -> str:
-        """What was held back, at the end of the text."""
-        tail, self._tail = self._tail, ""
-        return "" if self._keep else tail
-
-    def _find(self, stop: str, text: str) -> tuple[int, int, str] | None:
-        """End, start and text of the first `stop` that does not end within the tail, which was searched before."""
-        start = text.find(stop, max(0, len(self._tail) - len(stop) + 1))
-        return None if start < 0 else (start + len(stop), start, stop)
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that `stop` goes on from."""
-        return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    """News about one answer, in text. The last one of an answer has a `finish_reason`.
-
-    Attributes:
-        request_id: the engine's request behind the answer.
-        index: which of a prompt's `n` answers.
-        text: the text that became certain; may be empty.
-        token_ids: the new tokens, the one that ended the answer included.
-        logprobs: one for each new token, where asked for; else empty.
-        prompt_logprobs: with the first token, where asked for: one for each prompt token but the first.
-        num_cached_tokens: prompt tokens that the prefix cache supplied.
-        finish_reason: why the answer ended; None while it goes on.
-        stop_reason: the stop text, or the id of the token, that ended it; None where neither did.
-    """
-
-    request_id: str
-    index: int
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-
-class Detokenizer:
-    """Turns the token events of one request into text events, up to the first stop text.
-
-    When an event comes out with a `finish_reason` that the token event did not have, a stop text was found; the engine still
-    works on the request then, and has to abort it.
-
-    Args:
-        tokenizer: decodes.
-        request: what the engine was asked.
-        index: which of its prompt's answers it is.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, request: Request, index: int = 0) -> None:
-        params = request.params
-        self._request = request
-        self._index = index
-        self._num_tokens = 0
-        self._text = TokenText(tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
-        self._stops = StopMatcher(params.stop, keep=params.include_stop_str_in_output)
-
-    def take(self, event: TokenEvent) -> TextEvent:
-        """The text event of a token event."""
-        params = self._request.params
-        piece = ""
-        if event.token_id is not None:
-            self._num_tokens += 1
-            if event.stop_token_id is None or params.include_stop_str_in_output:
-                piece = self._text.push(event.token_id)
-        is_last = event.finish_reason is not None
-        piece += self._text.finish() if is_last else ""
-        text = self._stops.push(piece, active=self._num_tokens > params.min_tokens)
-        text += self._stops.finish() if is_last else ""
-        found = self._stops.found
-        return TextEvent(
-            request_id=event.request_id,
-            index=self._index,
-            text=text,
-            token_ids=() if event.token_id is None else (event.token_id,),
-            logprobs=() if event.logprobs is None else (event.logprobs,),
-            prompt_logprobs=event.prompt_logprobs,
-            num_cached_tokens=event.num_cached_tokens,
-            finish_reason=event.finish_reason if found is None else "stop",
-            stop_reason=event.stop_token_id if found is None else found,
-        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from eightfold.errors import InputError
 
@@ -16,6 +18,8 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 Quantization: TypeAlias = Literal["mxfp8"]
 
+GrammarKind: TypeAlias = Literal["json_schema", "regex", "lark"]
+
 # What a parameter that neither the user nor the checkpoint sets means.
 NEUTRAL_SAMPLING: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -24,6 +28,72 @@ NEUTRAL_SAMPLING: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer has to be.
+
+    Attributes:
+        kind: the language of `text`.
+        text: a JSON schema as JSON, a regular expression, or a grammar in llguidance's variant of Lark.
+        begin_after: text after which the grammar begins, such as "</think>"; empty where it begins at once.
+    """
+
+    kind: GrammarKind
+    text: str
+    begin_after: str = ""
+
+    def __post_init__(self) -> None:
+        kinds = get_args(GrammarKind)
+        if self.kind not in kinds:
+            raise InputError("grammar.kind", got=repr(self.kind), expected=f"one of {', '.join(kinds)}")
+        for name in ("text", "begin_after"):
+            if not isinstance(getattr(self, name), str):
+                raise InputError(f"grammar.{name}", got=repr(getattr(self, name)), expected="a text")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool, *, begin_after: str = "") -> Grammar:
+        """JSON that is valid under a schema; `{}` is any JSON.
+
+        Raises:
+            InputError: the schema is no JSON itself.
+        """
+        try:
+            text = json.dumps(schema, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError("json_schema", got=str(error), expected="what can be written as JSON") from error
+        return cls("json_schema", text, begin_after)
+
+    @classmethod
+    def regex(cls, pattern: str, *, begin_after: str = "") -> Grammar:
+        """Text that a regular expression matches from end to end."""
+        return cls("regex", pattern, begin_after)
+
+
+class Constraint(Protocol):
+    """A grammar at work on one sequence."""
+
+    def mask(self, token_ids: SequenceOf[int]) -> bytes | None:
+        """Which tokens may follow.
+
+        Args:
+            token_ids: the answer so far. It may be called from any thread, but not from two at once.
+
+        Returns:
+            One bit for each token id, the lowest bit of the first byte for id 0; None where every token may follow.
+        """
+
+
+class GrammarCompiler(Protocol):
+    """Makes constraints of grammars. It knows the model's tokens, which the engine does not."""
+
+    def compile(self, grammar: Grammar) -> Constraint:
+        """A constraint for one sequence.
+
+        Raises:
+            InputError: a grammar that cannot be used.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +120,8 @@ class SamplingParams:
         prompt_logprobs: the same for the tokens of the prompt, the first of which has none.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop text that ended the answer.
+        grammar: what the answer has to be. An end token comes only where the grammar is done, and before `min_tokens` only
+            where it allows nothing else.
     """
 
     max_tokens: int = 128
@@ -71,6 +143,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         stop: object = self.stop
@@ -89,6 +162,8 @@ class SamplingParams:
                 raise InputError("logit_bias", got=f"{token!r}: {bias!r}", expected="token ids with values in [-100, 100]")
         if self.min_tokens > self.max_tokens:
             raise InputError("min_tokens", got=self.min_tokens, expected=f"at most max_tokens, which is {self.max_tokens}")
+        if self.grammar is not None and self.ignore_eos:
+            raise InputError("ignore_eos", got=True, expected="false beside a grammar, which says where the answer ends")
 
     def resolved(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Every None among the sampling values replaced by the checkpoint's default, else by the neutral value."""
@@ -137,6 +212,7 @@ _SAMPLING_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("prompt_logprobs", _integer(0, 20), "a whole number from 0 to 20"),
     ("skip_special_tokens", lambda value: isinstance(value, bool), "true or false"),
     ("include_stop_str_in_output", lambda value: isinstance(value, bool), "true or false"),
+    ("grammar", lambda value: isinstance(value, Grammar), "a Grammar"),
 )
 _OPTIONAL = frozenset(item.name for item in fields(SamplingParams) if item.default is None)
 assert {check[0] for check in _SAMPLING_CHECKS} | {"logit_bias"} == {item.name for item in fields(SamplingParams)}
@@ -173,8 +249,13 @@ class Sequence:
         block_keys: prefix keys of its full blocks, as far as they were needed; they depend on its tokens alone.
         num_published_blocks: how many blocks of its table others may find by their keys.
         cache_epoch: flushes of the cache before its first block; a later flush ends its publishing.
+        state_slot: where its recurrent states are, while it holds blocks; None for a model without them.
+        num_matched_tokens: how many of `token_ids` had their keys and values in the cache when it began; with recurrent states
+            it began further down where none was kept there.
+        rolling_save: the last state that was kept on the way of its answer.
         prompt_logprobs: of its prompt so far, where asked for.
         num_preemptions: how often its blocks were taken back.
+        constraint: its request's grammar at work, where there is one. It goes when the sequence goes.
         status: waiting, running or finished.
     """
 
@@ -186,14 +267,18 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
     cache_epoch: int = 0
+    state_slot: int | None = None
+    num_matched_tokens: int = 0
+    rolling_save: StateSave | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_preemptions: int = 0
+    constraint: Constraint | None = None
     status: SequenceStatus = SequenceStatus.WAITING
 
     @classmethod
-    def start(cls, request: Request) -> Sequence:
+    def start(cls, request: Request, constraint: Constraint | None = None) -> Sequence:
         """A waiting sequence with nothing computed."""
-        return cls(request, list(request.prompt_token_ids))
+        return cls(request, list(request.prompt_token_ids), constraint=constraint)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -212,6 +297,19 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSave:
+    """A copy of a sequence's recurrent states that others may go on from.
+
+    Attributes:
+        position: tokens of the sequence that the states have taken in: whole blocks, and within its chunk.
+        slot: where the copy goes.
+    """
+
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The tokens of one sequence that one step computes: `token_ids[start : start + length]`.
 
@@ -220,12 +318,17 @@ class Chunk:
         start: tokens that are in the cache already.
         length: tokens to compute, at least 1.
         samples: the chunk reaches the sequence's end, so that its last logits choose the next token.
+        restore_from: the state slot that is copied into the sequence's own before the chunk is computed, and before anything
+            is saved; None where the sequence has its states, or starts from zeros.
+        saves: copies of its states on the way, by position.
     """
 
     sequence: Sequence
     start: int
     length: int
     samples: bool
+    restore_from: int | None = None
+    saves: tuple[StateSave, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

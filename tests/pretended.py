@@ -6,11 +6,10 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
-from eightfold.cache.manager import CacheManager
 from eightfold.config import EngineConfig, HardwareFacts, ModelFacts, resolve
 from eightfold.engine.engine import Engine
+from eightfold.engine.loading import LoadedModel
 from eightfold.engine.runner import Runner
-from eightfold.engine.scheduler import Scheduler
 from eightfold.llm import LLM
 from eightfold.models.checkpoint import GenerationConfig
 from eightfold.types import Batch, Sequence, StepResult, TokenLogprobs
@@ -22,15 +21,22 @@ VOCAB_SIZE = 300
 Choose = Callable[[Sequence], int]
 
 
-class PretendedRunner(Runner):
-    """Chooses tokens by calling a function with the sequence."""
+class PretendedModel(LoadedModel):
+    """A configuration without a model."""
 
-    def __init__(self, choose: Choose, **options: Any) -> None:
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, **options: Any) -> None:
         facts = ModelFacts(CONTEXT_LENGTH, 0, {"float32": 1, "bfloat16": 1})
         values: dict[str, Any] = {"model": "pretended", "max_total_tokens": 512} | options
         self.config = resolve(EngineConfig(**values), facts, HardwareFacts("cpu", "a test", 1 << 20))
-        self.vocab_size = VOCAB_SIZE
         self.generation = GenerationConfig(MappingProxyType({}), frozenset({EOS_ID}))
+
+
+class PretendedRunner(Runner):
+    """Chooses tokens by calling a function with the sequence."""
+
+    def __init__(self, choose: Choose) -> None:
         self.batches: list[Batch] = []
         self._choose = choose
 
@@ -76,19 +82,8 @@ def counting() -> Choose:
 
 
 def make_llm(choose: Choose, *, chat_template: str | None = tiny_tokenizer.CHAT_TEMPLATE, **options: Any) -> LLM:
-    runner = PretendedRunner(choose, **options)
-    config = runner.config
-    manager = CacheManager(
-        config.max_total_tokens // config.page_size, config.page_size, enable_prefix_cache=not config.disable_prefix_cache
-    )
-    scheduler = Scheduler(
-        manager,
-        max_running_requests=config.max_running_requests,
-        max_batch_tokens=config.chunked_prefill_size,
-        context_length=config.context_length,
-        eos_token_ids=runner.generation.eos_token_ids,
-    )
-    return LLM.from_engine(CheckedEngine(runner, scheduler), tiny_tokenizer.make(chat_template=chat_template))
+    engine = CheckedEngine(PretendedModel(**options), PretendedRunner(choose))
+    return LLM.from_engine(engine, tiny_tokenizer.make(chat_template=chat_template))
 
 
 def check_idle(llm: LLM) -> None:

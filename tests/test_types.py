@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from eightfold.errors import InputError
-from eightfold.types import NEUTRAL_SAMPLING, Batch, Chunk, Request, SamplingParams, Sequence
+from eightfold.types import NEUTRAL_SAMPLING, Batch, Chunk, Grammar, Request, SamplingParams, Sequence
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ def test_good_values_are_taken(values: dict[str, Any]) -> None:
         *(("n", value) for value in (0, 129, None)),
         *(("logprobs", value) for value in (-1, 21, True)),
         *(("prompt_logprobs", value) for value in (-1, 21)),
+        ("grammar", {}),
+        ("grammar", "a+"),
         *(
             (name, value)
             for value in ("yes", None)
@@ -86,3 +89,28 @@ def test_a_sequence_counts_its_tokens() -> None:
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining_tokens) == (3, 1, 1)
     assert sequence.request.prompt_token_ids == (1, 2, 3)
     assert Batch((Chunk(sequence, 3, 1, samples=True), Chunk(sequence, 0, 2, samples=False))).num_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Grammar("ebnf", "a"), "grammar.kind: got 'ebnf'; expected one of json_schema, regex, lark"),  # type: ignore[arg-type]
+        (lambda: Grammar("regex", 5), "grammar.text: got 5; expected a text"),  # type: ignore[arg-type]
+        (lambda: Grammar("regex", "a", None), "grammar.begin_after: got None; expected a text"),  # type: ignore[arg-type]
+        (lambda: Grammar.json_schema({"a": {1, 2}}), "json_schema: got Object of type set .*; expected what can be written"),
+        (
+            lambda: SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True),
+            "ignore_eos: got True; expected false beside a gr",
+        ),
+    ],
+)
+def test_a_bad_grammar_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_grammar_is_plain_data() -> None:
+    grammar = Grammar.json_schema({"type": "string", "const": "é"}, begin_after="</think>")
+    assert grammar == Grammar("json_schema", '{"type": "string", "const": "é"}', "</think>")
+    assert hash(grammar) == hash(Grammar("json_schema", '{"type": "string", "const": "é"}', "</think>"))
+    assert SamplingParams(grammar=grammar).resolved({}).grammar is grammar

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, GPT2To
 
 from eightfold.errors import CheckpointError
 from eightfold.hub.gguf_folder import check_converter, convert
+from eightfold.models.arch import DecoderArch
 from eightfold.models.checkpoint import Checkpoint
 from eightfold.models.loader import read_model
 from tests.hub import gguf_files
@@ -78,7 +79,8 @@ def test_config_says_everything_that_the_model_needs(converted: Path) -> None:
 
 
 def test_our_own_reader_takes_the_folder(converted: Path) -> None:
-    arch, _ = read_model(converted)
+    arch = read_model(converted).arch
+    assert isinstance(arch, DecoderArch)
     assert arch.num_heads == gguf_files.HEADS
     assert len(Checkpoint(converted).tensors) == len(gguf_files.tensors())
 

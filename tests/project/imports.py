@@ -10,7 +10,8 @@ from pathlib import Path
 
 # Lower layers first. A module may import from its own layer and from those named; the longest prefix of its name decides.
 BASE = ("errors", "types", "config", "_version")
-BOOKS = ("cache.blocks", "cache.prefix", "cache.manager")
+BOOKS = ("cache.blocks", "cache.prefix", "cache.states", "cache.manager")
+WHOLE = ("quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "evaluate")
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "errors": (),
     "_version": (),
@@ -24,29 +25,55 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "models.loader": (*BASE, "quant", "kernels", "layers", "models"),
     "hub": BASE,
     "cache": BASE,
+    "cache.pools": (*BASE, "layers"),
     "text": ("errors", "types"),
+    "detokenizer": ("errors", "types", "text"),
+    "grammar": ("errors", "types", "text"),
+    "requests": ("errors", "types"),
     "engine": (*BASE, *BOOKS),
-    "engine.runner": (*BASE, "quant", "kernels", "models", "cache.pools", "hub", "engine.sampler"),
-    "engine.engine": (*BASE, *BOOKS, "engine"),
-    "engine.sampler": BASE,
-    "evaluate": (*BASE, "quant", "kernels", "models"),
+    "engine.loading": (*BASE, "quant", "kernels", "layers", "models", "hub"),
+    "engine.runner": (*BASE, "kernels", "layers", "cache.pools", "engine.loading", "engine.sampler", "engine.constraints"),
+    "engine.engine": (*BASE, *BOOKS, "engine", "requests"),
+    "engine.constraints": BASE,
+    "engine.sampler": (*BASE, "engine.constraints"),
+    "evaluate": (*BASE, "quant", "kernels", "layers", "models"),
     "inspection": (*BASE, "quant", "kernels", "layers", "models", "hub"),
-    "llm": (*BASE, "engine", "hub", "text"),
-    "cli": (*BASE, "quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "inspection", "evaluate"),
-    "benchmarks": (*BASE, "quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "evaluate"),
+    "llm": (*BASE, "engine", "hub", "text", "detokenizer", "grammar", "requests"),
+    "server": (*BASE, "requests", "text", "detokenizer", "grammar"),
+    "server.inprocess": (*BASE, "requests", "text", "engine", "server"),
+    "server.engine_loop": (*BASE, "engine", "server"),
+    "server.engine_process": (*BASE, "server", "server.engine_loop"),
+    "server.null_engine": (*BASE, *BOOKS, "engine", "hub", "server"),
+    "server.real_engine": (*BASE, "engine", "grammar", "inspection", "text", "server"),
+    "batch": (*BASE, "llm", "server"),
+    "cli": (*BASE, *WHOLE, "batch", "server", "inspection", "benchmarks"),
+    "benchmarks": (*BASE, *WHOLE),
     "__init__": ("llm", *BASE),
     "__main__": ("cli",),
 }
 CORE_LIBRARIES = frozenset({"torch", "triton", "numpy", "safetensors", "transformers", "tokenizers", "huggingface_hub"})
 FURTHER_LIBRARIES: Mapping[str, frozenset[str]] = {
+    "grammar": frozenset({"llguidance"}),
     "hub.gguf_folder": frozenset({"gguf"}),
     "cli": frozenset({"typer", "rich", "click"}),
-    "benchmarks": frozenset({"llama_cpp", "rich"}),
+    "server": frozenset({"fastapi", "msgspec", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop", "zmq"}),
+    "batch": frozenset({"msgspec"}),
+    "benchmarks": frozenset({"llama_cpp", "matplotlib", "rich"}),
 }
 # The engine knows no text, so those who do are few.
 TEXT_LIBRARIES = frozenset({"transformers", "tokenizers"})
 TEXT_ALLOWED = ("text", "hub", "evaluate", "benchmarks", "quant.hf_plugin")
-WITHOUT_TORCH = ("engine.scheduler", "cache.blocks", "cache.prefix", "cache.manager", "errors", "types", "config", "text")
+WITHOUT_TORCH = (
+    "engine.scheduler",
+    "cache.blocks",
+    "cache.prefix",
+    "cache.states",
+    "cache.manager",
+    "errors",
+    "types",
+    "config",
+    "text",
+)
 LOCAL_IMPORTS_ALLOWED = ("cli", "kernels.vendor", "quant.hf_plugin")
 # Only kernels/ asks what the hardware is; benchmarks say where they ran.
 HARDWARE_QUESTIONS = ("torch.cuda", "torch.backends", "torch.version", "platform.machine", "platform.processor", "os.uname")

@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -26,7 +28,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
 MOST_LINES = {"README.md": 150, "docs/architecture.md": 80}
 MOST_COLUMNS = 128
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its words, also those of groups."""
+    for name, command in group.commands.items():
+        yield from leaves(command, f"{prefix}{name} ") if hasattr(command, "commands") else [(f"{prefix}{name}", command)]
+
+
+COMMANDS: dict[str, Any] = dict(leaves(typer.main.get_command(app)))
 KEYWORDS = {"LLM": EngineConfig, "SamplingParams": SamplingParams}
 # Flags of other programs that the pages name.
 FOREIGN_FLAGS = {"--help"}
@@ -116,9 +126,10 @@ def bad_commands(text: str, root: Path) -> list[str]:
                 continue
             case ["python", "-m", module, *_] if exists(module):
                 continue
-            case ["eightfold", name, *arguments] if name in COMMANDS:
+            case ["eightfold", *words] if known := [name for name in COMMANDS if words[: name.count(" ") + 1] == name.split()]:
+                (name,) = known
                 try:
-                    COMMANDS[name].make_context(name, list(arguments))
+                    COMMANDS[name].make_context(name, words[name.count(" ") + 1 :])
                 except Exception as error:
                     faults.append(f"command {line}: {error}")
                 continue
@@ -180,6 +191,8 @@ def test_the_page_is_true(check: Check, page: Path) -> None:
         (unknown_flags, "`--quantisation`", "flag --quantisation"),
         (bad_commands, "```sh\nmake gone\n```", "command make gone"),
         (bad_commands, "`eightfold gone`", "command eightfold gone"),
+        (bad_commands, "`eightfold bench gone`", "command eightfold bench gone"),
+        (bad_commands, "`eightfold bench serve --gone 1`", "command eightfold bench serve --gone 1: No such option"),
         (bad_commands, "```sh\neightfold generate m --gone 1\n```", "command eightfold generate m --gone 1: No such option"),
         (bad_commands, "```sh\neightfold generate m --top-k many\n```", "command eightfold generate m --top-k many"),
         (bad_commands, "`python -m eightfold.benchmarks.gone`", "command python -m eightfold.benchmarks.gone"),
@@ -227,3 +240,9 @@ def test_no_file_holds_a_forbidden_word(tmp_path: Path) -> None:
     assert forbidden_words(ROOT) == []
     (tmp_path / "a.md").write_text(f"from {FORBIDDEN[0]}")
     assert forbidden_words(tmp_path) == [f"a.md: {FORBIDDEN[0]}"]
+
+
+def test_the_page_of_models_is_what_the_registry_says() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts/models_doc.py", "--check"], check=False)
+    assert done.returncode == 0, "docs/models.md is out of date: run scripts/models_doc.py"
+    assert {name for name in FAMILIES if f"## {name}\n" not in (ROOT / "docs/models.md").read_text()} == set()
