@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml setup.py scripts/install_torch.py $(wildcard eightfold/
 demo: venv ## fetch a small model, quantize it while it loads, and let it answer
 	$(BIN)/eightfold demo
 
-test: venv ## run all tests
-	$(BIN)/python -m pytest
+test: venv ## run all tests, one process a core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: venv ## read only: lint, format, types
 	$(BIN)/ruff check .

@@ -206,7 +206,7 @@ _GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.7,
     "attention_multiplier": 0.4,
-    "logits_scaling": 0.5,
+    "logits_scaling": 1.25,
 }
 HYBRID_CASES: tuple[Case, ...] = (
     *NEMOTRON_CASES,
