@@ -60,6 +60,9 @@ class EngineConfig:
         (), help="Layers to leave unquantized: dotted names or parts of them, matched at the dots."
     )
     quantize_lm_head: bool = option(False, help="Quantize the output head too, which costs some quality.")
+    requantize: bool = option(
+        False, help="With --quantization mxfp8, make MXFP8 of a checkpoint in another FP8, which rounds its weights twice."
+    )
     scale_rule: ScaleRuleName = option("ceil", choices=ScaleRuleName, help="How a block's largest value becomes its scale.")
     dtype: Dtype = option("auto", choices=Dtype, help="Data type of the activations and of the KV cache.")
     device: Device = option("auto", choices=Device, help="Where to run.")
@@ -103,7 +106,7 @@ class EngineConfig:
                 _check_choice(item, getattr(self, item.name))
         for name in ("model", "fp8_gemm_backend", "moe_runner_backend", "attention_backend", "revision"):
             _check_text(name, getattr(self, name), optional=name == "revision")
-        for name in ("quantize_lm_head", "disable_prefix_cache"):
+        for name in ("quantize_lm_head", "requantize", "disable_prefix_cache"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(name, got=repr(getattr(self, name)), expected="true or false")
         for name in ("context_length", "max_running_requests", "max_total_tokens", "chunked_prefill_size", "page_size"):
@@ -118,8 +121,9 @@ class EngineConfig:
             raise InputError("mamba_full_memory_ratio", got=repr(ratio), expected="a number above 0")
         if self.seed is not None and not (_is_number(self.seed) and isinstance(self.seed, int) and 0 <= self.seed < 2**64):
             raise InputError("seed", got=repr(self.seed), expected="a whole number from 0 to 2^64 - 1")
-        if self.quantize_lm_head and self.quantization is None:
-            raise InputError("quantize_lm_head", got=True, expected="it to go with quantization='mxfp8'")
+        for name in ("quantize_lm_head", "requantize"):
+            if getattr(self, name) and self.quantization is None:
+                raise InputError(name, got=True, expected="it to go with quantization='mxfp8'")
 
     @classmethod
     def from_kwargs(cls, model: str, **kwargs: Any) -> EngineConfig:
@@ -175,6 +179,8 @@ class ModelFacts:
         state_bytes: dtypes of the activations and of the states to bytes of the recurrent states of one sequence, over all
             layers; empty, or 0, where none recurs.
         state_dtype: dtype that the checkpoint wants for the states; None where it does not say.
+        stored_as: formats in which the checkpoint holds its weights, such as "mxfp8 by config.json"; empty where they are
+            not quantized.
     """
 
     context_length: int
@@ -182,6 +188,7 @@ class ModelFacts:
     kv_bytes_per_token: Mapping[str, int]
     state_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     state_dtype: str | None = None
+    stored_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +216,8 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: HardwareFacts) ->
         origins.append(Origin(name, values[name], "user" if by_user else kind, "" if by_user else why))
         return values[name]
 
+    if model.stored_as:
+        settle("quantization", None, "model", f"its weights are served as they are, in {model.stored_as}")
     settle("device", hardware.device, "hardware", hardware.name)
     dtype = settle("dtype", *default_dtype(hardware.device))
     context = settle("context_length", model.context_length, "model", "the longest sequence it was made for")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from eightfold.config import EngineConfig, default_dtype
 from eightfold.errors import CheckpointError
@@ -19,7 +18,8 @@ from eightfold.kernels.selection import Kernels
 from eightfold.layers.module import Chosen, Module
 from eightfold.layers.weight import Weight
 from eightfold.models.loader import Destination, open_checkpoint, plan, read_model
-from eightfold.quant.mxfp8 import ScaleRule, fold, quantize, sqnr_db
+from eightfold.quant.fp8 import FP8Tensor, WeightTensor
+from eightfold.quant.mxfp8 import MXTensor, ScaleRule, fold, quantize, sqnr_db
 from eightfold.quant.policy import Decision, Policy
 from eightfold.types import Progress
 
@@ -119,7 +119,7 @@ class Inspection:
             moe_backend=config.moe_runner_backend,
         )
         self._model, self._checkpoint = read_model(path), open_checkpoint(path)
-        policy = Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head)
+        policy = Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head, config.requantize)
         self._plan = plan(self._model, self._checkpoint, policy, self._kernels)
         self._chosen = {id(self._source(weight)): item for item in reversed(self._plan.chosen) for weight in item.weights}
         self.names = tuple(
@@ -137,8 +137,10 @@ class Inspection:
         """
         for info, tensor in self._checkpoint.read():
             for index, place in enumerate(self._plan.destinations.get(info.name, ())):
-                before = info.nbytes if index == 0 else 0
-                if tensor.ndim == 3 and place.decision.quantized:
+                before = place.stored.nbytes if index == 0 else 0
+                if place.stored.scheme is not None:
+                    yield self._inspect(info.stored_name, place.arriving(self._checkpoint, tensor), place, before, place.nbytes)
+                elif tensor.ndim == 3 and place.decision.quantized:
                     share = len(tensor)
                     for expert, values in enumerate(tensor):
                         name = f"{info.stored_name}[{expert}]"
@@ -150,7 +152,7 @@ class Inspection:
         """Which backends the model would use."""
         return _count(self._plan.chosen)
 
-    def _inspect(self, name: str, tensor: Tensor, place: Destination, before: int, after: int) -> TensorInspection:
+    def _inspect(self, name: str, tensor: WeightTensor, place: Destination, before: int, after: int) -> TensorInspection:
         sqnr, fold_error = self._measure(name, tensor) if place.decision.quantized else (None, None)
         chosen = self._chosen.get(id(place.weight))
         return TensorInspection(
@@ -170,8 +172,12 @@ class Inspection:
         places = self._plan.destinations[weight.parts[0].name]
         return next((place.weight for place in places if place.weight is weight), places[0].weight)
 
-    def _measure(self, name: str, tensor: Tensor) -> tuple[float, float]:
-        """SQNR and fold error of a tensor."""
+    def _measure(self, name: str, tensor: WeightTensor) -> tuple[float | None, float | None]:
+        """SQNR and fold error of a tensor; no SQNR where the file has it quantized, neither where that is not MX."""
+        if isinstance(tensor, MXTensor):
+            return None, fold(tensor).relative_error
+        if isinstance(tensor, FP8Tensor):
+            return None, None
         values = tensor.to(self._kernels.hardware.device)
         try:
             quantized = quantize(values, self._rule)

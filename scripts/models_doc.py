@@ -56,8 +56,8 @@ def _refused() -> str:
             "",
             "Unless a section above gives it a meaning, a key of these that is there with a value that matters is refused:",
             _wrapped(f"{_listed(CHANGES_RESULTS)}."),
-            "Also `quantization_config`, architectures that do not end in `ForCausalLM`, and rotations of other types than",
-            "default, linear, dynamic, llama3 and yarn.",
+            "Also quantization that is not in `docs/checkpoints.md`, architectures that do not end in `ForCausalLM`, and",
+            "rotations of other types than default, linear, dynamic, llama3 and yarn.",
             "",
         ]
     )

@@ -32,7 +32,8 @@ from eightfold.kernels.hardware import detect
 from eightfold.kernels.operations import LinearBackend, LinearSpec
 from eightfold.kernels.registry import Choice, Hardware
 from eightfold.kernels.selection import Kernels
-from eightfold.quant.mxfp8 import E4M3_MAX, MXTensor, ScaleRule
+from eightfold.quant.fp8 import WeightTensor
+from eightfold.quant.mxfp8 import E4M3_MAX, ScaleRule
 from eightfold.quant.policy import Policy
 
 
@@ -47,7 +48,7 @@ class RoundedActivations:
         """As the backend inside."""
         return self.inner.declines(spec, hardware)
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> Any:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> Any:
         """As the backend inside."""
         return self.inner.prepare(weight, bias)
 

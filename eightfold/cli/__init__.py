@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from eightfold._version import __version__
-from eightfold.cli import bench, chat, demo, doctor, generate, inspect, serve
+from eightfold.cli import bench, chat, demo, doctor, generate, inspect, quantize, serve
 from eightfold.cli.output import admit_any_text, complain, write
 from eightfold.cli.sglang import REFUSED_FLAGS
 from eightfold.config import refuse_unknown
@@ -36,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate.generate, chat.chat, inspect.inspect, doctor.doctor, demo.demo, serve.serve):
+for command in (generate.generate, chat.chat, inspect.inspect, doctor.doctor, demo.demo, serve.serve, quantize.quantize):
     app.command()(command)
 benchmarks = typer.Typer(
     name="bench", cls=Commands, callback=bench.overview, invoke_without_command=True, rich_markup_mode=None

@@ -22,6 +22,7 @@ _FLAGS = (
     "quantization",
     "quantization_ignored_layers",
     "quantize_lm_head",
+    "requantize",
     "scale_rule",
     "dtype",
     "device",

@@ -10,7 +10,9 @@ from types import MappingProxyType
 
 from eightfold.types import Progress
 
-_PHASES: Mapping[str, str] = MappingProxyType({"download": "Downloading", "convert": "Converting", "load": "Loading"})
+_PHASES: Mapping[str, str] = MappingProxyType(
+    {"download": "Downloading", "convert": "Converting", "load": "Loading", "quantize": "Quantizing"}
+)
 
 
 def admit_any_text() -> None:

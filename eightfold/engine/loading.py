@@ -23,7 +23,7 @@ from eightfold.kernels.hardware import detect
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.caches import CacheLayout
 from eightfold.models.causal_lm import Arch, CausalLM
-from eightfold.models.checkpoint import GenerationConfig, read_generation_config
+from eightfold.models.checkpoint import Checkpoint, GenerationConfig, read_generation_config
 from eightfold.models.loader import LoadReport, load, open_checkpoint, plan, read_model
 from eightfold.quant.mxfp8 import ScaleRule
 from eightfold.quant.policy import Policy
@@ -68,7 +68,9 @@ class LoadedModel:
             moe_backend=config.moe_runner_backend,
             state_dtype=getattr(torch, state_dtype),
         )
-        self._policy = Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head)
+        self._policy = Policy(
+            config.quantization, config.quantization_ignored_layers, config.quantize_lm_head, config.requantize
+        )
         self._rule = ScaleRule(config.scale_rule)
         checkpoint = open_checkpoint(self.path)
         load_plan = plan(self.model, checkpoint, self._policy, self.kernels)
@@ -78,6 +80,7 @@ class LoadedModel:
             _kv_bytes_per_token(layout),
             _state_bytes(layout),
             arch.state_dtype,
+            _stored_as(checkpoint),
         )
         self.config: ResolvedConfig = resolve(config, facts, HardwareFacts(device, hardware.name, hardware.memory_bytes))
         self.report: LoadReport = load(self.model, checkpoint, load_plan, self.kernels, rule=self._rule, report=report)
@@ -137,6 +140,11 @@ def _check_same_shapes(served: Arch, found: Arch, path: Path) -> None:
                 expected=f"{ours}, as the model has that is loaded",
                 remedy="Other shapes need a start of their own.",
             )
+
+
+def _stored_as(checkpoint: Checkpoint) -> str:
+    form = checkpoint.serialized
+    return "" if form is None else f"{' and '.join(form.algorithms)} by {form.source}"
 
 
 def _kv_bytes_per_token(layout: CacheLayout) -> dict[str, int]:

@@ -17,6 +17,7 @@ from eightfold.kernels import native
 from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec, Routing
 from eightfold.kernels.reference_mixers import gated_rms_norm, route
 from eightfold.kernels.registry import Hardware
+from eightfold.quant.fp8 import FP8Tensor, WeightTensor
 from eightfold.quant.mxfp8 import SCALE_NAN, MXTensor
 
 _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
@@ -59,7 +60,7 @@ class CpuLinear:
             return f"{spec.weight_format} weights"
         return _declines(spec.activation_dtype, hardware)
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> CpuWeight:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> CpuWeight:
         """Keep the weight's own storage, at 33/32 bytes an element for MXFP8, and the bias in fp32.
 
         Raises:
@@ -71,6 +72,8 @@ class CpuLinear:
             type_code = native.MXFP8_CODE
             if _any_equal(kept[0], _E4M3_MAGNITUDE, _E4M3_MAGNITUDE) or _any_equal(kept[1], 0xFF, SCALE_NAN):
                 raise InputError(f"MXFP8 weight {list(weight.shape)}", got="NaN", expected="finite elements and scales")
+        elif isinstance(weight, FP8Tensor):
+            raise TypeError("cpu takes weights in MXFP8 or dense ones, got an FP8Tensor")
         else:
             kept = [weight.contiguous()]
             type_code = native.TYPE_CODES[weight.dtype]

@@ -15,7 +15,7 @@ from eightfold.kernels.cpu import CpuFused, CpuLinear, CpuWeight
 from eightfold.kernels.operations import LinearSpec, MoeSpec
 from eightfold.kernels.reference_mixers import activate
 from eightfold.kernels.registry import Hardware
-from eightfold.quant.mxfp8 import MXTensor
+from eightfold.quant.fp8 import WeightTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CpuMoe:
         product = LinearSpec(spec.layer, spec.intermediate_size, spec.in_features, spec.weight_format, spec.activation_dtype)
         return self._linear.declines(product, hardware)
 
-    def prepare(self, w13: MXTensor | Tensor, w2: MXTensor | Tensor, spec: MoeSpec) -> CpuExperts:
+    def prepare(self, w13: WeightTensor, w2: WeightTensor, spec: MoeSpec) -> CpuExperts:
         """Views of the loaded weights; raises as `CpuLinear.prepare`."""
         up, down = (
             tuple(self._linear.prepare(weight[expert], None) for expert in range(spec.num_experts)) for weight in (w13, w2)

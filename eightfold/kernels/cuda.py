@@ -19,6 +19,7 @@ from eightfold.kernels.operations import LinearSpec
 from eightfold.kernels.quantize import dequantize_mxfp8, fold_mxfp8, quantize_tokens
 from eightfold.kernels.registry import Hardware
 from eightfold.kernels.tuning import Gpu, choose_config
+from eightfold.quant.fp8 import FP8Tensor, WeightTensor
 from eightfold.quant.mxfp8 import SCALE_BIAS, SCALE_NAN, MXTensor
 
 # A fold may change a weight by this much, as a relative Frobenius norm: 1/265 of what MXFP8 itself changed. An element changes
@@ -62,10 +63,10 @@ class FoldLinear:
         reason = declines_fold(spec.weight_format, spec.activation_dtype, hardware)
         return reason or jit.MISSING or (None if spec.weight is None else declines_values(spec.weight))
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> FoldLinearWeight:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> FoldLinearWeight:
         """Fold the weight; its MXFP8 form is not kept."""
         if not isinstance(weight, MXTensor):
-            raise TypeError(f"fold takes an MXTensor, got a tensor of {weight.dtype}")
+            raise TypeError(f"fold takes an MXTensor, got a {type(weight).__name__}")
         gpu, capability = describe(weight.data.device)
         folded = fold_mxfp8(weight, native=True)
         row_scale = torch.exp2(folded.row_scale.float() - SCALE_BIAS)  # [N]
@@ -115,8 +116,10 @@ class DequantLinear:
             return f"{spec.activation_dtype} activations: only bf16 holds every MXFP8 number exactly"
         return jit.MISSING
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> tuple[MXTensor | Tensor, Tensor | None]:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> tuple[MXTensor | Tensor, Tensor | None]:
         """Keep both as they are."""
+        if isinstance(weight, FP8Tensor):
+            raise TypeError("dequant takes weights in MXFP8 or dense ones, got an FP8Tensor")
         if isinstance(weight, MXTensor) and bool((weight.scale == SCALE_NAN).any()):
             raise ValueError("dequant takes finite values, got NaN among the scales")
         return weight, bias

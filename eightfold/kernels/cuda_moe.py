@@ -13,6 +13,7 @@ from eightfold.kernels.moe import FoldedExperts, choose_tile, moe_gemm, sort_pai
 from eightfold.kernels.operations import MoeSpec
 from eightfold.kernels.quantize import fold_mxfp8, quantize_tokens
 from eightfold.kernels.registry import Hardware
+from eightfold.quant.fp8 import WeightTensor
 from eightfold.quant.mxfp8 import SCALE_BIAS, MXTensor
 
 
@@ -45,7 +46,7 @@ class FoldMoe:
             return reason or jit.MISSING
         return next((reason for weight in spec.weights if (reason := declines_values(_flat(weight)))), jit.MISSING)
 
-    def prepare(self, w13: MXTensor | Tensor, w2: MXTensor | Tensor, spec: MoeSpec) -> FoldMoeWeights:
+    def prepare(self, w13: WeightTensor, w2: WeightTensor, spec: MoeSpec) -> FoldMoeWeights:
         """Fold both; their MXFP8 forms are not kept."""
         if not isinstance(w13, MXTensor) or not isinstance(w2, MXTensor):
             raise TypeError("fold takes experts in MXFP8")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eightfold.kernels.registry import Hardware
+from eightfold.quant.fp8 import WeightTensor
 from eightfold.quant.mxfp8 import MXTensor
 
 Activation: TypeAlias = Literal["silu", "relu2"]
@@ -27,7 +28,7 @@ class LinearSpec:
         layer: the name that errors and reports use, such as "model.layers.0.mlp.gate_up_proj".
         out_features: N, rows of the weight.
         in_features: K.
-        weight_format: "mxfp8", or the dtype of an unquantized weight: "bfloat16", "float16", "float32".
+        weight_format: "mxfp8", "fp8" for `FP8Tensor`, or the dtype of an unquantized weight: "bfloat16", "float16", "float32".
         activation_dtype: dtype of x and of y.
         weight: the MXFP8 weight itself, once it is whole, for backends whose error depends on its values; None before that.
     """
@@ -130,7 +131,7 @@ class MoeSpec:
         intermediate_size: I.
         gated: whether there is a gate.
         activation: the function on the gate, or on the whole where there is none.
-        weight_format: "mxfp8", or the dtype of unquantized weights.
+        weight_format: "mxfp8", "fp8", or the dtype of unquantized weights.
         activation_dtype: dtype of x and y.
         weights: W13 and W2 in MXFP8 once they are whole, for backends whose error depends on their values; None before that.
     """
@@ -217,7 +218,7 @@ class LinearBackend(Protocol):
     def declines(self, spec: LinearSpec, hardware: Hardware) -> str | None:
         """Why this backend cannot take `spec` on `hardware`, in a few words; None where it can."""
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> Any:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> Any:
         """Turn a loaded weight `[N, K]` and bias `[N]` into this backend's own layout. Called once, when the weight is whole.
 
         The caller drops its own reference, so a backend that keeps the weight as it came holds no second copy.
@@ -327,7 +328,7 @@ class LowLatencyBackend(Protocol):
     def declines(self, spec: LinearSpec, hardware: Hardware) -> str | None:
         """Why this backend cannot take `spec` on `hardware`; None where it can."""
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> Any:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> Any:
         """As `LinearBackend.prepare`."""
 
     def run(self, x: Tensor, prepared: Any) -> Tensor:
@@ -342,7 +343,7 @@ class MoeBackend(Protocol):
     def declines(self, spec: MoeSpec, hardware: Hardware) -> str | None:
         """Why this backend cannot take `spec` on `hardware`; None where it can."""
 
-    def prepare(self, w13: MXTensor | Tensor, w2: MXTensor | Tensor, spec: MoeSpec) -> Any:
+    def prepare(self, w13: WeightTensor, w2: WeightTensor, spec: MoeSpec) -> Any:
         """Turn the loaded experts into this backend's own layout. Called once, when both weights are whole.
 
         Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 from eightfold.kernels.operations import AttentionMetadata, AttentionSpec, LinearSpec, Routing
 from eightfold.kernels.reference_mixers import gated_rms_norm, route
 from eightfold.kernels.registry import Hardware
-from eightfold.quant.mxfp8 import MXTensor, dequantize
+from eightfold.quant.fp8 import WeightTensor, widen
 
 
 class ReferenceLinear:
@@ -25,14 +25,14 @@ class ReferenceLinear:
         del spec, hardware
         return None
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> tuple[MXTensor | Tensor, Tensor | None]:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> tuple[WeightTensor, Tensor | None]:
         """Keep both as they are."""
         return weight, bias
 
-    def run(self, x: Tensor, prepared: tuple[MXTensor | Tensor, Tensor | None]) -> Tensor:
+    def run(self, x: Tensor, prepared: tuple[WeightTensor, Tensor | None]) -> Tensor:
         """y `[M, N]` in the dtype of x `[M, K]`, from an fp32 product."""
         weight, bias = prepared
-        dense = dequantize(weight) if isinstance(weight, MXTensor) else weight.float()
+        dense = widen(weight)
         return torch.nn.functional.linear(x.float(), dense, None if bias is None else bias.float()).to(x.dtype)
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from eightfold.kernels.operations import MambaSpec, MoeSpec, Routing, StateMetadata
 from eightfold.kernels.registry import Hardware
-from eightfold.quant.mxfp8 import MXTensor, dequantize
+from eightfold.quant.fp8 import WeightTensor, widen
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceExperts:
     """Experts as they were loaded."""
 
-    w13: MXTensor | Tensor
-    w2: MXTensor | Tensor
+    w13: WeightTensor
+    w2: WeightTensor
     spec: MoeSpec
 
 
@@ -35,7 +35,7 @@ class ReferenceMoe:
         del spec, hardware
         return None
 
-    def prepare(self, w13: MXTensor | Tensor, w2: MXTensor | Tensor, spec: MoeSpec) -> ReferenceExperts:
+    def prepare(self, w13: WeightTensor, w2: WeightTensor, spec: MoeSpec) -> ReferenceExperts:
         """Keep both as they are."""
         return ReferenceExperts(w13, w2, spec)
 
@@ -126,7 +126,7 @@ class GeneralProduct:
         del spec, hardware
         return None
 
-    def prepare(self, weight: MXTensor | Tensor, bias: Tensor | None) -> None:
+    def prepare(self, weight: WeightTensor, bias: Tensor | None) -> None:
         """Never called: it takes no product."""
         raise RuntimeError(f"a layer prepares {tuple(weight.shape)} for its general product itself, bias {bias is not None}")
 
@@ -174,8 +174,8 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return indices[:, :count]
 
 
-def _dense(weight: MXTensor | Tensor, expert: int) -> Tensor:
-    return dequantize(weight[expert]) if isinstance(weight, MXTensor) else weight[expert].float()
+def _dense(weight: WeightTensor, expert: int) -> Tensor:
+    return widen(weight[expert])
 
 
 def sequences_of(metadata: StateMetadata) -> list[tuple[slice, int, bool, list[tuple[int, int]]]]:

@@ -90,6 +90,8 @@ UNBUILT_MOE = frozenset(
         "triton_kernel",
     }
 )
+# Formats of weights for which a backend can be named.
+QUANTIZED = ("mxfp8", "fp8")
 UNBUILT_ATTENTION = frozenset(
     {"aiter", "fa3", "fa4", "flashinfer", "flashmla", "flex_attention", "torch_native", "triton", "trtllm_mha"}
 )
@@ -122,7 +124,7 @@ class Kernels:
             BackendError: the named backend cannot run it, naming the layer, its shape and what would work.
         """
         subject = f"linear {spec.layer} [{spec.out_features} x {spec.in_features}] {spec.weight_format}"
-        requested = self.linear_backend if spec.weight_format == "mxfp8" else "auto"
+        requested = self.linear_backend if spec.weight_format in QUANTIZED else "auto"
         candidates = LINEAR.get(self.hardware.device.type, ())
         return choose(subject, candidates, spec, self.hardware, requested=requested, unbuilt=UNBUILT_LINEAR)
 
@@ -136,7 +138,7 @@ class Kernels:
         """The backend of a layer's experts, for which the user's word counts as in `linear`; raises as that does."""
         shape = f"{spec.num_experts} x {spec.intermediate_size} x {spec.in_features}"
         subject = f"{'gated ' if spec.gated else ''}experts {spec.layer} [{shape}] {spec.weight_format}"
-        requested = self.moe_backend if spec.weight_format == "mxfp8" else "auto"
+        requested = self.moe_backend if spec.weight_format in QUANTIZED else "auto"
         candidates = MOE.get(self.hardware.device.type, ())
         return choose(subject, candidates, spec, self.hardware, requested=requested, unbuilt=UNBUILT_MOE)
 

@@ -12,6 +12,7 @@ from eightfold.kernels.operations import LinearBackend, LinearSpec, LowLatencyBa
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.module import Chosen, FormatOf, Module
 from eightfold.layers.weight import Weight
+from eightfold.quant.fp8 import FP8Tensor, WeightTensor
 from eightfold.quant.mxfp8 import MXTensor
 from eightfold.quant.policy import Role
 
@@ -45,7 +46,7 @@ class Linear(Module):
         weight = self.weight.take()
         self.bind_to(kernels, weight, None if self.bias is None else self.bias.take_dense())
 
-    def bind_to(self, kernels: Kernels, weight: MXTensor | Tensor, bias: Tensor | None) -> None:
+    def bind_to(self, kernels: Kernels, weight: WeightTensor, bias: Tensor | None) -> None:
         """`bind()` with a weight `[N, K]` that comes from elsewhere: a tied embedding."""
         chosen = self._chosen(kernels, weight_format(weight), weight if isinstance(weight, MXTensor) else None)
         self.chosen = (chosen,)
@@ -87,7 +88,7 @@ class LowLatencyLinear(Linear):
         yield from super().choose(kernels, format_of)
         yield self._chosen_low_latency(kernels, format_of(self.weight))
 
-    def bind_to(self, kernels: Kernels, weight: MXTensor | Tensor, bias: Tensor | None) -> None:
+    def bind_to(self, kernels: Kernels, weight: WeightTensor, bias: Tensor | None) -> None:
         """Choose both backends."""
         super().bind_to(kernels, weight, bias)
         chosen = self._chosen_low_latency(kernels, weight_format(weight), weight if isinstance(weight, MXTensor) else None)
@@ -112,9 +113,14 @@ class LowLatencyLinear(Linear):
         return Chosen(f"low latency {weight_format}", self.name, choice, (self.weight,))
 
 
-def weight_format(weight: MXTensor | Tensor) -> str:
-    """ "mxfp8", or the name of a dtype."""
-    return "mxfp8" if isinstance(weight, MXTensor) else dtype_name(weight.dtype)
+def weight_format(weight: WeightTensor) -> str:
+    """ "mxfp8", "fp8", or the name of a dtype."""
+    match weight:
+        case MXTensor():
+            return "mxfp8"
+        case FP8Tensor():
+            return "fp8"
+    return dtype_name(weight.dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

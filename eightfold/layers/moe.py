@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eightfold.errors import InputError
 from eightfold.kernels.operations import Activation, FusedBackend, MoeBackend, MoeSpec, Routing
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.linear import Linear, LowLatencyLinear, weight_format
@@ -80,7 +81,14 @@ class Experts(Module):
         self._prepared: Any
 
     def choose(self, kernels: Kernels, format_of: FormatOf) -> Iterator[Chosen]:
-        """The experts' backend."""
+        """The experts' backend.
+
+        Raises:
+            InputError: the two weights have different formats, which no backend takes.
+        """
+        up, down = format_of(self.w13), format_of(self.w2)
+        if up != down:
+            raise InputError(f"experts {self.name}", got=f"{up} going up and {down} going down", expected="one format for both")
         yield self._chosen(kernels, self._spec(kernels, format_of(self.w13)))
 
     def bind(self, kernels: Kernels) -> None:

@@ -1,6 +1,7 @@
 """A weight as the loader fills it: storage that parts of a checkpoint arrive in, quantized on arrival or kept.
 
-Storage is made when the first part arrives, and a part is quantized straight into its place, so nothing is held twice. A weight
+Storage is made when the first part arrives, and a part is quantized straight into its place, so nothing is held twice. A part
+that is quantized in the file already is copied to the same place: after loading the two cannot be told apart. A weight
 remembers the storage that its backend computes with in place, but does not keep it alive: loading again writes into the same
 memory where it is still in use, and makes new memory where the backend has only a layout of its own.
 """
@@ -9,14 +10,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from eightfold.kernels.storage import Arena
-from eightfold.quant import mxfp8
-from eightfold.quant.mxfp8 import MXTensor, ScaleRule
+from eightfold.quant import fp8, mxfp8
+from eightfold.quant.fp8 import FP8Tensor, WeightTensor
+from eightfold.quant.mxfp8 import Allocate, MXTensor, ScaleRule
 from eightfold.quant.policy import Decision, Role
 
 # Elements of a tensor that is kept which are checked and copied at once.
@@ -60,7 +62,8 @@ class Weight:
         self.shape = (sum(parts.values()), *dims)
         self.decision = Decision(False, "not loaded")
         self.parts = tuple(Part(part, (rows.stop - rows.start, *dims), (rows,)) for part, rows in _stack(parts))
-        self._value: MXTensor | Tensor | None = None
+        self._value: WeightTensor | None = None
+        self._form: object = None
         self._arrived: set[str] = set()
         self._lent: tuple[weakref.ref[Tensor], ...] = ()
 
@@ -93,20 +96,28 @@ class Weight:
         self._arrived.clear()
 
     def load(
-        self, part: Part, tensor: Tensor, *, decision: Decision, rule: ScaleRule, dtype: torch.dtype, arena: Arena
+        self, part: Part, tensor: WeightTensor, *, decision: Decision, rule: ScaleRule, dtype: torch.dtype, arena: Arena
     ) -> None:
-        """Take one part in: quantize it from its own values, or copy it as `dtype`.
+        """Take one part in: copy it where it is quantized already, else quantize it from its own values or copy it as `dtype`.
 
         Raises:
-            ValueError: NaN or infinity in `tensor`.
+            ValueError: NaN or infinity in `tensor`, or a form that the parts before it did not have.
         """
         if self._value is None:
-            self._value, self.decision = self._storage(decision, dtype, arena), decision
+            self._value, self.decision = self._storage(tensor, decision, dtype, arena), decision
+        if isinstance(tensor, FP8Tensor) and isinstance(self._value, FP8Tensor) and tensor.input_scale is not None:
+            # A fused product has one input; the largest scale clips none of its parts.
+            largest = max(tensor.input_scale, self._value.input_scale or 0.0)
+            self._value = replace(self._value, input_scale=largest)
         for target, source in self._pieces(self._value, part, tensor):
-            if isinstance(target, MXTensor):
-                mxfp8.quantize(source.to(arena.device), rule, out=target)
-            else:
+            if isinstance(target, Tensor) and isinstance(source, Tensor):
                 _copy_finite(source, target)
+            elif isinstance(target, MXTensor) and isinstance(source, Tensor):
+                mxfp8.quantize(source.to(arena.device), rule, out=target)
+            elif isinstance(target, Tensor) or isinstance(source, Tensor):
+                raise ValueError(f"{type(source).__name__} for a weight that is kept as {type(target).__name__}")
+            else:
+                fp8.copy(source, target)
         self._arrived.add(part.name)
 
     def fold(self) -> None:
@@ -114,7 +125,7 @@ class Weight:
         if isinstance(self._value, MXTensor):
             self._value = mxfp8.fold(self._value).as_mxtensor()
 
-    def take(self) -> MXTensor | Tensor:
+    def take(self) -> WeightTensor:
         """Hand the whole weight over; this object keeps no reference, so that a repacked copy replaces it.
 
         Raises:
@@ -129,22 +140,23 @@ class Weight:
     def take_dense(self) -> Tensor:
         """`take()` of a weight that the policy never quantizes."""
         value = self.take()
-        if isinstance(value, MXTensor):
+        if not isinstance(value, Tensor):
             raise RuntimeError(f"{self.name} is quantized, and its layer needs it dense")
         return value
 
-    def _storage(self, decision: Decision, dtype: torch.dtype, arena: Arena) -> MXTensor | Tensor:
+    def _storage(self, tensor: WeightTensor, decision: Decision, dtype: torch.dtype, arena: Arena) -> WeightTensor:
         """Where the weight will lie: the memory that a backend computes with already, else new one."""
-        lent = [tensor for tensor in (reference() for reference in self._lent) if tensor is not None]
-        if decision.quantized:
-            if self.decision.quantized and len(lent) == 2:
-                return MXTensor(lent[0], lent[1])
-            return mxfp8.empty(self.shape, arena.empty)
-        if not self.decision.quantized and len(lent) == 1 and lent[0].dtype == dtype:
-            return lent[0]
-        return arena.empty(self.shape, dtype)
+        form: object = decision.quantized or dtype  # quantized on arrival or in the file: both are MXFP8
+        if isinstance(tensor, FP8Tensor):
+            form = ("fp8", tensor.scale.shape[-1])
+        lent = [item for item in (reference() for reference in self._lent) if item is not None]
+        allocate = _lender(lent) if form == self._form and len(lent) == len(self._lent) > 0 else arena.empty
+        self._form = form
+        if not isinstance(tensor, Tensor):
+            return fp8.empty_like(tensor, self.shape, allocate)
+        return mxfp8.empty(self.shape, allocate) if decision.quantized else allocate(self.shape, dtype)
 
-    def _pieces(self, value: MXTensor | Tensor, part: Part, tensor: Tensor) -> Iterator[tuple[MXTensor | Tensor, Tensor]]:
+    def _pieces(self, value: WeightTensor, part: Part, tensor: WeightTensor) -> Iterator[tuple[WeightTensor, WeightTensor]]:
         """Places in the weight, and what of a part goes there."""
         yield _at(value, part.place), tensor
 
@@ -198,17 +210,17 @@ class ExpertWeight(Weight):
             return None
         return f"{padded} rows are cut to the {self.rows} that the down projection has columns for"
 
-    def _pieces(self, value: MXTensor | Tensor, part: Part, tensor: Tensor) -> Iterator[tuple[MXTensor | Tensor, Tensor]]:
+    def _pieces(self, value: WeightTensor, part: Part, tensor: WeightTensor) -> Iterator[tuple[WeightTensor, WeightTensor]]:
         """One projection of one expert at a time, without the rows that pad it."""
-        if tensor.ndim == 2:
+        if len(tensor.shape) == 2:
             yield _at(value, part.place), tensor[: self.rows]
             return
         num_projections = self.shape[1] // self.rows
+        stored = tensor.shape[1] // num_projections
         for expert in range(self.num_experts):
-            projections = tensor[expert].unflatten(0, (num_projections, -1))  # [projections, rows as stored, K]
-            for index, projection in enumerate(projections):
+            for index in range(num_projections):
                 place = (expert, slice(index * self.rows, (index + 1) * self.rows))
-                yield _at(value, place), projection[: self.rows]
+                yield _at(value, place), tensor[expert][index * stored : index * stored + self.rows]
 
 
 def _copy_finite(source: Tensor, target: Tensor) -> None:
@@ -228,11 +240,17 @@ def _stack(parts: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
         start += rows
 
 
-def _at(value: MXTensor | Tensor, place: Sequence[int | slice]) -> MXTensor | Tensor:
+def _at(value: WeightTensor, place: Sequence[int | slice]) -> WeightTensor:
     for selection in place:
         value = value[selection]
     return value
 
 
-def _tensors(value: MXTensor | Tensor) -> tuple[Tensor, ...]:
-    return (value.data, value.scale) if isinstance(value, MXTensor) else (value,)
+def _lender(lent: Sequence[Tensor]) -> Allocate:
+    """Give the tensors of a weight that is in use out again, by shape and dtype."""
+    rest = {(tuple(tensor.shape), tensor.dtype): tensor for tensor in lent}
+    return lambda shape, dtype: rest[shape, dtype]
+
+
+def _tensors(value: WeightTensor) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else (value.data, value.scale)

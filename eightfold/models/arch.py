@@ -244,15 +244,6 @@ def refuse_unsupported(reader: ConfigReader, *, reads: frozenset[str]) -> None:
         CheckpointError: the key.
     """
     config = reader.values
-    if config.get("quantization_config"):
-        method = config["quantization_config"]
-        method = method.get("quant_method", "unknown") if isinstance(method, Mapping) else method
-        reader.refuse(
-            "quantization_config",
-            "a checkpoint in bf16, fp16 or fp32; serialized quantized ones are not supported yet",
-            got=f"quant_method {method}",
-            remedy="Serve the checkpoint that this one was made from: Eightfold quantizes as it loads.",
-        )
     architectures = reader.items("architectures") or []
     if architectures and not any(str(item).endswith("ForCausalLM") for item in architectures):
         reader.refuse("architectures", "a model that generates text, whose name ends in ForCausalLM")

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eightfold.errors import CheckpointError
+from eightfold.quant.checkpoints import HF_QUANT_CONFIG, Serialized, read_serialized
 from eightfold.types import NEUTRAL_SAMPLING, SamplingParams
 
 _FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -66,10 +67,12 @@ class Checkpoint:
         path: the folder.
         canonical: a name in the files to the name that the model uses.
         unused: patterns of names in the files that no model computes with, each with the reason.
+        serialized: what the configuration says of quantized weights; None where there are none.
 
     Attributes:
         path: the folder.
         unused: as given.
+        serialized: as given.
         tensors: the model's name to header, in the order in which the tensors lie in the files.
 
     Raises:
@@ -77,9 +80,16 @@ class Checkpoint:
     """
 
     def __init__(
-        self, path: Path, *, canonical: Callable[[str], str] = str, unused: Mapping[str, str] = MappingProxyType({})
+        self,
+        path: Path,
+        *,
+        canonical: Callable[[str], str] = str,
+        unused: Mapping[str, str] = MappingProxyType({}),
+        serialized: Serialized | None = None,
     ) -> None:
-        self.path, self.unused = path, unused
+        self.path, self.unused, self.serialized = path, unused, serialized
+        # The file that read() is in the middle of.
+        self._open: tuple[Path, Any] | None = None
         self.tensors: dict[str, TensorInfo] = {}
         index = path / INDEX_NAME
         expected = _read_index(index) if index.exists() else None
@@ -108,9 +118,11 @@ class Checkpoint:
 
     def read_one(self, name: str) -> Tensor:
         """One tensor by name, as a view of its mapped file."""
-        with safe_open(self.tensors[name].file, framework="pt") as reader:
-            tensor: Tensor = reader.get_tensor(self.tensors[name].stored_name)
-            return tensor
+        info = self.tensors[name]
+        if self._open is not None and self._open[0] == info.file:
+            return cast("Tensor", self._open[1].get_tensor(info.stored_name))
+        with safe_open(info.file, framework="pt") as reader:
+            return cast("Tensor", reader.get_tensor(info.stored_name))
 
     def read(self) -> Iterator[tuple[TensorInfo, Tensor]]:
         """Every tensor once, in the order of the files. A tensor is a view of its mapped file: copy from it, do not keep it."""
@@ -119,8 +131,12 @@ class Checkpoint:
             files.setdefault(info.file, []).append(info)
         for file, infos in files.items():
             with safe_open(file, framework="pt") as reader:
-                for info in infos:
-                    yield info, reader.get_tensor(info.stored_name)
+                self._open = file, reader
+                try:
+                    for info in infos:
+                        yield info, reader.get_tensor(info.stored_name)
+                finally:
+                    self._open = None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -138,6 +154,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(str(path), got=f"JSON of type {type(content).__name__}", expected="a JSON object")
     return content
+
+
+def serialized_form(path: Path) -> Serialized | None:
+    """What a folder's configuration says of weights that are quantized already; None where it says nothing.
+
+    Raises:
+        CheckpointError: something that is not supported, by key or by layer.
+    """
+    other = path / HF_QUANT_CONFIG
+    return read_serialized(read_json(path / "config.json"), read_json(other) if other.is_file() else None)
 
 
 def read_generation_config(path: Path) -> GenerationConfig:

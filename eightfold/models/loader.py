@@ -13,12 +13,13 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from eightfold.errors import CheckpointError
 from eightfold.kernels.selection import Kernels
@@ -28,8 +29,11 @@ from eightfold.layers.linear import dtype_name
 from eightfold.layers.module import Chosen, Module
 from eightfold.layers.weight import Part, Weight
 from eightfold.models.causal_lm import CausalLM
-from eightfold.models.checkpoint import DTYPES, Checkpoint, TensorInfo, read_json
+from eightfold.models.checkpoint import DTYPES, Checkpoint, read_json, serialized_form
 from eightfold.models.registry import family_of
+from eightfold.models.stored import Stored, describe, kv_cache_scales, read_stored, scale_reasons, what_is_wrong_with_shape
+from eightfold.quant.checkpoints import INPUT_SCALES, KV_SCALE, SCALE_SUFFIXES
+from eightfold.quant.fp8 import WeightTensor, widen
 from eightfold.quant.mxfp8 import ScaleRule, num_blocks
 from eightfold.quant.policy import Decision, Policy, Role
 from eightfold.types import Progress
@@ -46,13 +50,34 @@ class Destination:
     part: Part
     decision: Decision
     dtype: torch.dtype
+    stored: Stored
+    requantized: bool = False
+
+    @property
+    def format(self) -> str:
+        """ "mxfp8", "fp8", or the name of a dtype: what it will be in memory."""
+        if not self.decision.quantized:
+            return dtype_name(self.dtype)
+        return "mxfp8" if self.requantized else self.stored.format or "mxfp8"
 
     @property
     def nbytes(self) -> int:
         """Bytes that it will occupy."""
         *rows, k = self.part.shape
         num_rows = torch.Size(rows).numel()
-        return num_rows * (k + num_blocks(k)) if self.decision.quantized else num_rows * k * self.dtype.itemsize
+        match self.format:
+            case "mxfp8":
+                return num_rows * (k + num_blocks(k))
+            case "fp8":
+                return num_rows * (k + 4 * -(-k // min(self.stored.group_size, k)))
+        return num_rows * k * self.dtype.itemsize
+
+    def arriving(self, checkpoint: Checkpoint, tensor: Tensor) -> WeightTensor:
+        """What the weight is given for a tensor of the checkpoint."""
+        value = read_stored(checkpoint, self.stored, tensor)
+        if self.stored.scheme is not None and (self.requantized or not self.decision.quantized):
+            return widen(value)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +125,14 @@ class LoadReport:
         skipped: tensors that were not needed, each with the reason.
         notes: what is worth a line: tensors that were passed over or cut.
         seconds: time to read, quantize and bind.
+        kv_cache_scales: scales of keys and values that the checkpoint brings, by their names.
     """
 
     tensors: tuple[TensorReport, ...]
     skipped: Mapping[str, str]
     notes: tuple[str, ...]
     seconds: float
+    kv_cache_scales: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bytes_before(self) -> int:
@@ -125,6 +152,7 @@ def read_model(path: Path) -> CausalLM:
         CheckpointError: the configuration is missing, damaged or not supported.
     """
     config = read_json(path / "config.json")
+    serialized_form(path)  # refused here as well, where no weight is looked at
     return family_of(config).build(config)
 
 
@@ -135,7 +163,28 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: files that are missing, damaged or disagree.
     """
     family = family_of(read_json(path / "config.json"))
-    return Checkpoint(path, canonical=family.canonical, unused=family.unused)
+    return Checkpoint(path, canonical=family.canonical, unused=family.unused, serialized=serialized_form(path))
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, WeightTensor]]:
+    """Every weight of a checkpoint folder, in whichever dialect it is, one at a time and in the order of the files.
+
+    Scales do not come by themselves: a weight that is quantized comes with them, as an `MXTensor` or an `FP8Tensor`, any other
+    as a tensor of its own dtype. `eightfold.quant.fp8.widen` makes values of each. Names are those that the model uses, so that
+    two spellings of one checkpoint have the same ones. What comes is a view of the mapped files: copy from it, do not keep it.
+
+    Raises:
+        CheckpointError: files that are missing, damaged or disagree with the configuration, by tensor.
+    """
+    checkpoint = open_checkpoint(path)
+    stored = {
+        name: describe(checkpoint, info, quantizable=False)
+        for name, info in checkpoint.tensors.items()
+        if not name.endswith((*SCALE_SUFFIXES, *INPUT_SCALES)) and not KV_SCALE.search(name)
+    }
+    for info, tensor in checkpoint.read():
+        if info.name in stored:
+            yield info.name, read_stored(checkpoint, stored[info.name], tensor)
 
 
 def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kernels) -> LoadPlan:
@@ -151,17 +200,24 @@ def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kerne
     notes: Counter[str] = Counter()
     for weight in model.weights():
         weight.choose_spelling(checkpoint.tensors.__contains__)
-        infos = [_matching(checkpoint, weight, part) for part in weight.parts]
+        parts = [_matching(checkpoint, weight, part) for part in weight.parts]
+        infos = [stored.info for stored in parts]
+        _agree(weight, parts)
         layers = [info.stored_name.rpartition(".")[0] for info in infos]
-        decision = policy.decide(weight.role, layers)
+        if checkpoint.serialized is None:
+            decision = policy.decide(weight.role, layers)
+        else:
+            decision = policy.decide_stored(weight.role, layers, parts[0].format, parts[0].excluded)
         quantizable += layers if weight.role.quantizable else []
-        for part, info in zip(weight.parts, infos, strict=True):
-            dtype = _kept_dtype(weight.role, DTYPES[info.dtype], kernels.activation_dtype)
-            formats.setdefault(id(weight), "mxfp8" if decision.quantized else dtype_name(dtype))
+        for part, stored, info in zip(weight.parts, parts, infos, strict=True):
+            requantized = decision.quantized and policy.quantization == "mxfp8" and stored.format == "fp8"
+            dtype = _kept_dtype(weight.role, DTYPES.get(info.dtype, torch.float32), kernels.activation_dtype)
+            place = Destination(weight, part, decision, dtype, stored, requantized)
+            formats.setdefault(id(weight), place.format)
             claims = places.setdefault(part.name, [])
             if claims and not decision.quantized:
                 continue  # a tied head that stays as it is shares the storage of the embedding
-            claims.append(Destination(weight, part, decision, dtype))
+            claims.append(place)
             if info.shape != part.shape:
                 notes[f"{weight.name}: {weight.cut(part, info.shape)}"] += 1
     tied = _tied_names(model)
@@ -199,7 +255,7 @@ def load(
     model.release()
     tensors = read(checkpoint, load_plan, kernels, rule=rule, report=report)
     model.bind(kernels)
-    return LoadReport(tensors, load_plan.skipped, load_plan.notes, time.perf_counter() - start)
+    return LoadReport(tensors, load_plan.skipped, load_plan.notes, time.perf_counter() - start, kv_cache_scales(checkpoint))
 
 
 def read(
@@ -227,10 +283,11 @@ def read(
             )
         for place in load_plan.destinations.get(info.name, ()):
             try:
-                place.weight.load(place.part, tensor, decision=place.decision, rule=rule, dtype=place.dtype, arena=arena)
+                value = place.arriving(checkpoint, tensor)
+                place.weight.load(place.part, value, decision=place.decision, rule=rule, dtype=place.dtype, arena=arena)
             except ValueError as error:
                 raise CheckpointError(f"tensor {info.stored_name}", got=str(error), expected="finite values") from error
-            before = info.nbytes if place is load_plan.destinations[info.name][0] else 0
+            before = place.stored.nbytes if place is load_plan.destinations[info.name][0] else 0
             tensors.append(TensorReport(info.stored_name, place.weight.role, info.shape, place.decision, before, place.nbytes))
         done += info.nbytes
         if report is not None:
@@ -238,8 +295,8 @@ def read(
     return tuple(tensors)
 
 
-def _matching(checkpoint: Checkpoint, weight: Weight, part: Part) -> TensorInfo:
-    """The header of the tensor that fills `part`, whose shape and dtype fit."""
+def _matching(checkpoint: Checkpoint, weight: Weight, part: Part) -> Stored:
+    """What fills `part`, whose shape and dtype fit."""
     info = checkpoint.tensors.get(part.name)
     if info is None:
         present = next((name for name in checkpoint.tensors if name.endswith(part.name.rpartition(".layers.")[2])), None)
@@ -247,13 +304,25 @@ def _matching(checkpoint: Checkpoint, weight: Weight, part: Part) -> TensorInfo:
         raise CheckpointError(
             f"tensor {part.name}", got="no such tensor in the checkpoint", expected="it, by config.json", remedy=remedy
         )
+    stored = describe(checkpoint, info, fused=weight.name, quantizable=weight.role in (Role.LINEAR, Role.EXPERTS))
     if info.shape != part.shape and weight.cut(part, info.shape) is None:
         raise CheckpointError(
-            f"tensor {info.stored_name}", got=f"shape {list(info.shape)}", expected=f"{list(part.shape)}, by config.json"
+            f"tensor {info.stored_name}",
+            got=f"shape {list(info.shape)}",
+            expected=f"{list(part.shape)}, by config.json",
+            remedy=what_is_wrong_with_shape(stored, part.shape),
         )
-    if info.dtype not in DTYPES:
-        raise CheckpointError(f"tensor {info.stored_name}", got=f"dtype {info.dtype}", expected=f"one of: {', '.join(DTYPES)}")
-    return info
+    return stored
+
+
+def _agree(weight: Weight, parts: Sequence[Stored]) -> None:
+    """Refuse a fused weight whose parts are quantized differently."""
+    odd = next((part for part in parts if part.form != parts[0].form), None)
+    if odd is not None:
+        forms = [f"{part.info.stored_name} ({', '.join(map(str, part.form))})" for part in (parts[0], odd)]
+        raise CheckpointError(
+            weight.name, got=" beside ".join(forms), expected="all parts in one form, since they are one fused tensor here"
+        )
 
 
 def _tied_names(model: Module) -> dict[str, str]:
@@ -268,10 +337,13 @@ def _account_for_rest(
     unused = _DERIVED | dict(checkpoint.unused)
     skipped: dict[str, str] = {}
     unexpected: list[str] = []
+    scales = scale_reasons(checkpoint)
+    used = {scale.name for claims in places.values() for place in claims for scale in place.stored.scales}
     for name, info in checkpoint.tensors.items():
         reason = next((why for pattern, why in unused.items() if re.search(pattern, info.stored_name)), None)
-        if name in places:
+        if name in places or name in used:
             continue
+        reason = reason or scales.get(name)
         if name in tied:
             skipped[info.stored_name] = f"tied to {tied[name]}"
         elif reason is not None:

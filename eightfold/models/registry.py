@@ -115,8 +115,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             refuses=("`position_embedding_type` other than `rope` and `nope`",),
             renames={
-                r"\.block_sparse_moe\.input_linear\.weight$": ".block_sparse_moe.experts.gate_up_proj",
-                r"\.block_sparse_moe\.output_linear\.weight$": ".block_sparse_moe.experts.down_proj",
+                r"\.block_sparse_moe\.input_linear\.weight(\w*)$": r".block_sparse_moe.experts.gate_up_proj\1",
+                r"\.block_sparse_moe\.output_linear\.weight(\w*)$": r".block_sparse_moe.experts.down_proj\1",
                 r"\.block_sparse_moe\.router\.layer\.": ".block_sparse_moe.router.",
             },
         ),

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -46,6 +47,9 @@ BLOCK_SIZE = 32
 E4M3_MAX = 448.0
 SCALE_BIAS = 127
 SCALE_NAN = 255
+
+Allocate: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Shape and dtype to a tensor whose contents are undefined."""
 
 # Elements that one pass of quantize(), dequantize() or fold() holds in fp32: its temporaries stay in the cache of a CPU core.
 _CHUNK_ELEMENTS = 1 << 16
@@ -95,6 +99,17 @@ class MXTensor:
             raise IndexError("an MXTensor of one dimension has no rows to select")
         return MXTensor(self.data[rows], self.scale[rows])
 
+    def columns(self, start: int, stop: int) -> MXTensor:
+        """Columns `start:stop` of K, as a view: the share of one of several devices, which block boundaries must cut.
+
+        Raises:
+            ValueError: the cut falls inside a block of 32, whose scale two devices would need.
+        """
+        for cut in (start, stop):
+            if cut % BLOCK_SIZE and cut != self.shape[-1]:
+                raise ValueError(f"columns {start} to {stop} of {self.shape[-1]} cut a block of {BLOCK_SIZE} at {cut}")
+        return MXTensor(self.data[..., start:stop], self.scale[..., start // BLOCK_SIZE : num_blocks(stop)])
+
 
 @dataclass(frozen=True, slots=True)
 class FoldedTensor:
@@ -123,7 +138,7 @@ def num_blocks(k: int) -> int:
     return -(-k // BLOCK_SIZE)
 
 
-def empty(shape: tuple[int, ...], allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None) -> MXTensor:
+def empty(shape: tuple[int, ...], allocate: Allocate | None = None) -> MXTensor:
     """An MXTensor of this shape whose contents are undefined, for `quantize(..., out=...)` to fill.
 
     Args:

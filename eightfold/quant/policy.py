@@ -53,11 +53,13 @@ class Policy:
         quantization: "mxfp8", or None to keep everything.
         ignored_layers: dotted names, or parts of them, of layers to keep; matched at the dots.
         quantize_lm_head: quantize the output head too.
+        requantize: turn weights that a checkpoint holds in another 8-bit format into "mxfp8".
     """
 
     quantization: str | None
     ignored_layers: tuple[str, ...] = ()
     quantize_lm_head: bool = False
+    requantize: bool = False
 
     def decide(self, role: Role, layers: Sequence[str]) -> Decision:
         """Decide for one tensor.
@@ -86,6 +88,42 @@ class Policy:
                 expected="all parts or none of them, since they are one fused tensor here",
             )
         return Decision(False, f"ignored by {self._ignoring(layers[0])}")
+
+    def decide_stored(self, role: Role, layers: Sequence[str], stored: str | None, excluded: str | None) -> Decision:
+        """Decide for one tensor of a checkpoint that is quantized already.
+
+        Args:
+            role: what it is.
+            layers: as in `decide`.
+            stored: the format that the checkpoint has it in; None where it is not quantized there.
+            excluded: the checkpoint's own pattern that says so, if any.
+
+        Raises:
+            InputError: it would have to become what it is not, and nobody asked for that by name.
+        """
+        if stored is None:
+            if role is Role.HEAD and self.quantize_lm_head:
+                return self.decide(role, layers)
+            kept = f"the checkpoint keeps it{f', by {excluded}' if excluded else ''}"
+            return Decision(False, kept if role.quantizable else role.value)
+        if not role.quantizable:
+            return Decision(False, f"widened from {stored}; {role.value}")
+        ignored = next((layer for layer in layers if self._ignoring(layer)), None)
+        if ignored is not None:
+            raise InputError(
+                "quantization_ignored_layers",
+                got=f"{self._ignoring(ignored)}, which matches {ignored}",
+                expected=f"layers that the checkpoint has not quantized: this one is in {stored} already",
+                remedy="Serve the checkpoint that this one was made from.",
+            )
+        if self.quantization not in (None, stored) and not self.requantize:
+            raise InputError(
+                "quantization",
+                got=f"{self.quantization} for {layers[0]}, which the checkpoint has in {stored}",
+                expected="no quantization, which serves it as it is",
+                remedy="--requantize makes MXFP8 of it, at the price of rounding twice.",
+            )
+        return Decision(True, "")
 
     def check_ignored(self, layers: Iterable[str]) -> None:
         """Refuse a pattern that matches no layer that could be quantized.

@@ -7,6 +7,7 @@ import torch
 
 from eightfold.kernels.storage import Arena
 from eightfold.layers.weight import ExpertWeight, Weight
+from eightfold.quant.fp8 import WeightTensor
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule, quantize
 from eightfold.quant.policy import Decision, Role
 
@@ -91,7 +92,7 @@ def experts(*, gated: bool = True, rows: int = 3, padded: bool = True) -> Expert
     return ExpertWeight("m.experts", ("gate_proj", "up_proj") if gated else ("up_proj",), 4, rows, 40, may_be_padded=padded)
 
 
-def load_experts(weight: ExpertWeight, stored: dict[str, torch.Tensor], decision: Decision) -> MXTensor | torch.Tensor:
+def load_experts(weight: ExpertWeight, stored: dict[str, torch.Tensor], decision: Decision) -> WeightTensor:
     weight.choose_spelling(stored.__contains__)
     for part in weight.parts:
         weight.load(part, stored[part.name], decision=decision, rule=ScaleRule.CEIL, dtype=torch.float32, arena=Arena(CPU))
@@ -120,6 +121,7 @@ def test_fault_2_experts_without_a_gate_have_the_rows_of_one_projection(gated: b
             assert torch.equal(found.data.view(torch.uint8), quantize(expected).data.view(torch.uint8))
             assert torch.equal(found.scale, quantize(expected).scale)
         else:
+            assert isinstance(found, torch.Tensor)
             assert torch.equal(found, expected)
 
 
@@ -155,8 +157,8 @@ def test_experts_that_are_padded_are_cut_with_their_scales(gated: bool, decision
             assert torch.equal(ours, theirs)
 
 
-def tensors_of(value: MXTensor | torch.Tensor) -> list[torch.Tensor]:
-    return [value.data.view(torch.uint8), value.scale] if isinstance(value, MXTensor) else [value]
+def tensors_of(value: WeightTensor) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [value.data.view(torch.uint8), value.scale]
 
 
 @pytest.mark.parametrize("shape", [(2, 40), (5, 41), (5, 40, 1), (40,)])

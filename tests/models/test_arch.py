@@ -212,12 +212,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "int8"}, "dtype: got 'int8'; expected one of: bfloat16, float16, float32"),
     ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.type: got 'longrope'; expected one of: default, linear"),
     (
-        {"quantization_config": {"quant_method": "mxfp8", "weight_block_size": [1, 32]}},
-        "quantization_config: got quant_method mxfp8; expected a checkpoint in bf16, fp16 or fp32; serialized quantized ones "
-        "are not supported yet. Serve the checkpoint that this one was made from: Eightfold quantizes as it loads.",
-    ),
-    ({"quantization_config": "gptq"}, "quantization_config: got quant_method gptq; expected a checkpoint in bf16"),
-    (
         {"architectures": ["LlamaForSequenceClassification"]},
         "architectures: got ['LlamaForSequenceClassification']; expected a model that generates text",
     ),

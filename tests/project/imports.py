@@ -11,7 +11,7 @@ from pathlib import Path
 # Lower layers first. A module may import from its own layer and from those named; the longest prefix of its name decides.
 BASE = ("errors", "types", "config", "_version")
 BOOKS = ("cache.blocks", "cache.prefix", "cache.states", "cache.manager")
-WHOLE = ("quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "evaluate")
+WHOLE = ("quant", "kernels", "layers", "models", "hub", "engine", "text", "llm", "memory", "evaluate", "quantize")
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "errors": (),
     "_version": (),
@@ -22,6 +22,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "kernels": (*BASE, "quant"),
     "layers": (*BASE, "quant", "kernels"),
     "models": (*BASE, "kernels", "layers"),
+    "models.checkpoint": (*BASE, "quant"),
+    "models.stored": (*BASE, "quant", "models.checkpoint"),
     "models.loader": (*BASE, "quant", "kernels", "layers", "models"),
     "hub": BASE,
     "cache": BASE,
@@ -38,6 +40,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "engine.sampler": (*BASE, "engine.constraints"),
     "evaluate": (*BASE, "quant", "kernels", "layers", "models"),
     "inspection": (*BASE, "quant", "kernels", "layers", "models", "hub"),
+    "quantize": (*BASE, "quant", "kernels", "models", "hub"),
     "llm": (*BASE, "engine", "hub", "text", "detokenizer", "grammar", "requests"),
     "server": (*BASE, "requests", "text", "detokenizer", "grammar"),
     "server.inprocess": (*BASE, "requests", "text", "engine", "server"),
@@ -58,7 +61,7 @@ FURTHER_LIBRARIES: Mapping[str, frozenset[str]] = {
     "cli": frozenset({"typer", "rich", "click"}),
     "server": frozenset({"fastapi", "msgspec", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop", "zmq"}),
     "batch": frozenset({"msgspec"}),
-    "benchmarks": frozenset({"llama_cpp", "matplotlib", "rich"}),
+    "benchmarks": frozenset({"llama_cpp", "mamba_ssm", "matplotlib", "rich"}),
 }
 # The engine knows no text, so those who do are few.
 TEXT_LIBRARIES = frozenset({"transformers", "tokenizers"})
