@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eightfold.cli.flags import Given, Verbose, takes_flags
-from eightfold.cli.output import complain, progress_bars, write
+from eightfold.cli.loading import load_llm
+from eightfold.cli.output import complain, write
 from eightfold.errors import InputError
 from eightfold.hub.names import identify
 from eightfold.types import SamplingParams
@@ -36,12 +37,7 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists what else can be typed."""
     identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
-    from eightfold.llm import LLM
-
-    with progress_bars() as report:
-        llm = LLM(**given.options, report=report)
-    if verbose:
-        complain(llm.config.table())
+    llm = load_llm(given, verbose)
     if not llm.tokenizer.has_chat_template:
         llm.tokenizer.render_chat([])  # says why it cannot
     if sys.stdin.isatty():

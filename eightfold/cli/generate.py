@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eightfold.cli.flags import Given, Verbose, takes_flags
-from eightfold.cli.output import complain, progress_bars, write
+from eightfold.cli.loading import load_llm
+from eightfold.cli.output import complain, write
 from eightfold.cli.serve import require_libraries
 from eightfold.errors import InputError
 from eightfold.hub.names import identify
 from eightfold.types import SamplingParams
 
 if TYPE_CHECKING:
-    from eightfold.llm import LLM, RequestOutput
+    from eightfold.llm import RequestOutput
 
 
 @takes_flags()
@@ -45,7 +46,7 @@ def generate(
     if not texts:
         raise InputError("prompt", got="none", expected="a PROMPT, or --input FILE with one a line")
     identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
-    llm = _load(given, verbose)
+    llm = load_llm(given, verbose)
     if len(texts) == 1 and given.params.n == 1 and not as_json:
         for event in llm.stream(texts[0], given.params):
             write(event.text, end="")
@@ -61,16 +62,6 @@ def generate(
             write(f"[{label}] {text}{completion.text}")
 
 
-def _load(given: Given, verbose: bool) -> LLM:
-    from eightfold.llm import LLM
-
-    with progress_bars() as report:
-        llm = LLM(**given.options, report=report)
-    if verbose:
-        complain(llm.config.table())
-    return llm
-
-
 def _batch(given: Given, lines: Sequence[str], others: Sequence[str], verbose: bool) -> None:
     """Answer a file of requests, each with everything in its own line; errors are answers too."""
     if others:
@@ -81,7 +72,7 @@ def _batch(given: Given, lines: Sequence[str], others: Sequence[str], verbose: b
     identify(given.config.model, given.config.revision)
     from eightfold.batch import run_batch
 
-    llm = _load(given, verbose)
+    llm = load_llm(given, verbose)
     num_failed = run_batch(llm, lines, write, names=(given.config.model,))
     if num_failed:
         complain(f"{num_failed} of {len(lines)} requests were refused; their lines say why")

@@ -230,7 +230,13 @@ def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kerne
         MappingProxyType(skipped),
         tied,
         tuple(chosen),
-        (*notes, *(f"{count} tensors are not used: {reason}" for reason, count in passed_over.items())),
+        (
+            *notes,
+            *(
+                f"{count} {'tensor is' if count == 1 else 'tensors are'} not used: {reason}"
+                for reason, count in passed_over.items()
+            ),
+        ),
     )
 
 

@@ -205,6 +205,7 @@ class EngineLoop:
             generated_tokens=counters.generated_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
+            prefix_lost=counters.prefix_tokens_lost,
             preemptions=counters.preemptions,
             num_steps=self._num_steps,
             is_paused=self._is_paused,

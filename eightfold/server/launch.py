@@ -180,6 +180,8 @@ class Server:
         self._state.serve(model, tokenizer)
         for row in model.config:
             logger.info("%s: %s (%s%s)", row.name, row.value, row.kind, f": {row.why}" if row.why else "")
+        for note in model.notes:
+            logger.info("%s", note)
 
     async def _drain(self) -> int:
         """Take no new requests, let those that run end, and abort those that do not."""

@@ -137,6 +137,9 @@ class Metrics(Collector):
             for item in model.backends
         ]
         yield Number("gauge", "backend_info", "What computes, and why nothing better does.", uses)
+        lost = self._client.snapshot.prefix_lost
+        text = "Tokens whose keys and values were in the prefix cache, and no recurrent state with them."
+        yield Number("counter", "prefix_tokens_lost", text, _one(lost))
         yield Number("gauge", "load_seconds", "Time that loading took.", [({"phase": "weights"}, model.load_seconds)])
 
 

@@ -80,4 +80,5 @@ def describe(engine: Engine) -> ServedModel:
             )
             for item in bound_backends(loaded.model)
         ),
+        notes=loaded.report.notes,
     )

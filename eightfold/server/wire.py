@@ -66,6 +66,7 @@ class ServedModel:
         config: every decided value.
         quantization: every tensor, in the order of the files.
         backends: what computes.
+        notes: what is worth a line of the log: tensors that were passed over or cut.
     """
 
     model_path: str
@@ -80,6 +81,7 @@ class ServedModel:
     config: tuple[ConfigRow, ...] = ()
     quantization: tuple[TensorRow, ...] = ()
     backends: tuple[BackendRow, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Snapshot:
         generated_tokens: of all answers.
         prefix_queries: tokens of admitted sequences.
         prefix_hits: those of them that were in the cache.
+        prefix_lost: those of them whose keys and values were in the cache, and no recurrent state with them.
         preemptions: how often a sequence gave its blocks back.
         num_steps: steps that ended.
         step_tokens: tokens that the steps computed.
@@ -109,6 +112,7 @@ class Snapshot:
     generated_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_lost: int = 0
     preemptions: int = 0
     num_steps: int = 0
     is_paused: bool = False

@@ -95,8 +95,7 @@ def test_an_answer_does_not_depend_on_how_it_is_scheduled(
         assert engine.scheduler.counters.preemptions > 0
 
 
-def test_a_fixed_batch_gives_the_same_tokens_again(folder: Path) -> None:
-    """Fault 19."""
+def test_fault_19_a_fixed_batch_gives_the_same_tokens_again(folder: Path) -> None:
     first = run(load(folder), PROMPTS, [GREEDY] * len(PROMPTS))
     assert run(load(folder), PROMPTS, [GREEDY] * len(PROMPTS)) == first
 

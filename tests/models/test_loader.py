@@ -244,7 +244,7 @@ def test_the_plan_knows_the_bytes_of_the_model(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="private memory is read from /proc")
-def test_the_peak_is_the_final_model_and_little_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_4_the_peak_is_the_final_model_and_little_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 50 MB in bf16: loading it whole first would need 50 MB beside the 27 of the result."""
     monkeypatch.undo()  # memory that the tests poison is claimed at once
     big = case("llama-gqa")

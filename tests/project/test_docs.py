@@ -160,7 +160,13 @@ def forbidden_words(root: Path) -> list[str]:
     for file in sorted(root.rglob("*")):
         name = file.relative_to(root)
         hidden = any(part.startswith(".") and part != ".ci" for part in name.parts[:-1])
-        if hidden or name.parts[0] in ("build", "dist", "benchmarks") or not file.is_file() or file.suffix not in TEXT_SUFFIXES:
+        if (
+            hidden
+            or name.name == ".git"
+            or name.parts[0] in ("build", "dist", "benchmarks")
+            or not file.is_file()
+            or file.suffix not in TEXT_SUFFIXES
+        ):
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
         faults += [f"{name}: {word}" for word in FORBIDDEN if word in text]

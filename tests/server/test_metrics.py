@@ -54,7 +54,7 @@ def client(**changes: Any) -> Any:
     known: dict[str, Any] = {
         "snapshot": Snapshot(
             running=2, waiting=3, num_blocks=10, free_blocks=4, prompt_tokens=50, generated_tokens=60,
-            prefix_queries=40, prefix_hits=10, preemptions=1,
+            prefix_queries=40, prefix_hits=10, prefix_lost=6, preemptions=1,
         ),
         "finished": Counter({"stop": 4, "abort": 1}),
         "rate": 12.5,
@@ -111,6 +111,7 @@ def test_numbers_under_vllms_names() -> None:
         ("vllm:request_queue_time_seconds_sum", ""): 0.5,
         ("eightfold:backend_info", "cpu"): 1,
         ("eightfold:load_seconds", ""): 1.5,
+        ("eightfold:prefix_tokens_lost_total", ""): 6,
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert not [name for name, _ in found if name.startswith("sglang:")]
