@@ -230,14 +230,12 @@ def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kerne
         MappingProxyType(skipped),
         tied,
         tuple(chosen),
-        (
-            *notes,
-            *(
-                f"{count} {'tensor is' if count == 1 else 'tensors are'} not used: {reason}"
-                for reason, count in passed_over.items()
-            ),
-        ),
+        (*notes, *(_passed_over(count, reason) for reason, count in passed_over.items())),
     )
+
+
+def _passed_over(count: int, reason: str) -> str:
+    return f"{count} {'tensor is' if count == 1 else 'tensors are'} not used: {reason}"
 
 
 def load(
