@@ -124,7 +124,7 @@ def test_a_stream_that_hangs_is_a_timeout_and_the_server_sees_it_leave(stub: Stu
 
 def test_a_server_that_goes_away_is_no_connection(stub: Stub) -> None:
     async def run() -> Run:
-        workload = Workload(stub.url, num_prompts=2, num_warmups=0, mix=SHORT, request_rate=5.0)
+        workload = Workload(stub.url, num_prompts=2, num_warmups=0, mix=SHORT, request_rate=0.5)
         task = asyncio.create_task(serve.measure(workload, TEXT))
         while len(streams(stub)) < 1:
             await asyncio.sleep(0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ def test_values_reach_the_engine_and_the_sampler(monkeypatch: pytest.MonkeyPatch
     seen: dict[str, Any] = {}
 
     class Spy:
+        engine = SimpleNamespace(loaded=SimpleNamespace(report=SimpleNamespace(notes=())))
+
         def __init__(self, **options: Any) -> None:
             seen.update(options)
 
