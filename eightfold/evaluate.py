@@ -18,6 +18,7 @@ from eightfold.errors import InputError
 from eightfold.kernels.operations import AttentionMetadata, BatchMetadata, StateMetadata
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.caches import CacheLayout, LayerCache, StateCache
+from eightfold.models.causal_lm import CausalLM
 from eightfold.models.loader import open_checkpoint, plan, read, read_model
 from eightfold.quant.mxfp8 import ScaleRule
 from eightfold.quant.policy import Policy
@@ -99,12 +100,24 @@ def checkpoint_logits(
         folded: fold every quantized weight, and keep the result in MXFP8's form, so that any backend runs it.
         block_size: tokens in a block of the cache that a window gets.
     """
+    return logits_of(load_model(path, kernels, policy=policy, rule=rule, folded=folded), kernels, block_size=block_size)
+
+
+def load_model(
+    path: Path, kernels: Kernels, *, policy: Policy, rule: ScaleRule = ScaleRule.CEIL, folded: bool = False
+) -> CausalLM:
+    """A checkpoint as a model that is bound, with arguments as of `checkpoint_logits`."""
     model, checkpoint = read_model(path), open_checkpoint(path)
     read(checkpoint, plan(model, checkpoint, policy, kernels), kernels, rule=rule)
     if folded:
         for weight in model.weights():
             weight.fold()
     model.bind(kernels)
+    return model
+
+
+def logits_of(model: CausalLM, kernels: Kernels, *, block_size: int = 16) -> LogitsFn:
+    """The function from a window to the logits of a model that is bound to these kernels."""
     device = kernels.hardware.device
 
     @torch.inference_mode()

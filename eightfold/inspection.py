@@ -18,6 +18,7 @@ from eightfold.kernels.selection import Kernels
 from eightfold.layers.module import Chosen, Module
 from eightfold.layers.weight import Weight
 from eightfold.models.loader import Destination, open_checkpoint, plan, read_model
+from eightfold.quant.evidence import Evidence, evidence_of
 from eightfold.quant.fp8 import FP8Tensor, WeightTensor
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule, fold, quantize, sqnr_db
 from eightfold.quant.policy import Decision, Policy
@@ -39,6 +40,7 @@ class TensorInspection:
         bytes_after: bytes in memory.
         sqnr_db: signal to quantization noise in dB, infinite where nothing was lost; None where it is not quantized.
         fold_error: relative Frobenius error of folding it, as `quant.mxfp8.fold` has it; None where it is not quantized.
+        evidence: what its blocks say in MXFP8; None where it is not quantized.
         backend: what would compute with it; None where it is no operand of a product.
         declined: the backends that are preferred to that one, and why each declines.
     """
@@ -50,6 +52,7 @@ class TensorInspection:
     bytes_after: int
     sqnr_db: float | None
     fold_error: float | None
+    evidence: Evidence | None
     backend: str | None
     declined: tuple[Declined, ...]
 
@@ -108,19 +111,9 @@ class Inspection:
 
     def __init__(self, config: EngineConfig, *, report: Progress | None = None) -> None:
         path = resolve_model(config.model, revision=config.revision, report=report)
-        hardware = detect(config.device)
-        dtype = config.dtype if config.dtype != "auto" else default_dtype(hardware.device.type)[0]
-        self._rule = ScaleRule(config.scale_rule)
-        self._kernels = Kernels(
-            hardware,
-            getattr(torch, dtype),
-            linear_backend=config.fp8_gemm_backend,
-            attention_backend=config.attention_backend,
-            moe_backend=config.moe_runner_backend,
-        )
+        self._rule, self._kernels = ScaleRule(config.scale_rule), kernels_of(config)
         self._model, self._checkpoint = read_model(path), open_checkpoint(path)
-        policy = Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head, config.requantize)
-        self._plan = plan(self._model, self._checkpoint, policy, self._kernels)
+        self._plan = plan(self._model, self._checkpoint, policy_of(config), self._kernels)
         self._chosen = {id(self._source(weight)): item for item in reversed(self._plan.chosen) for weight in item.weights}
         self.names = tuple(
             info.stored_name for info in self._checkpoint.tensors.values() for _ in self._plan.destinations.get(info.name, ())
@@ -153,7 +146,7 @@ class Inspection:
         return _count(self._plan.chosen)
 
     def _inspect(self, name: str, tensor: WeightTensor, place: Destination, before: int, after: int) -> TensorInspection:
-        sqnr, fold_error = self._measure(name, tensor) if place.decision.quantized else (None, None)
+        sqnr, fold_error, evidence = self._measure(name, tensor) if place.decision.quantized else (None, None, None)
         chosen = self._chosen.get(id(place.weight))
         return TensorInspection(
             name=name,
@@ -163,6 +156,7 @@ class Inspection:
             bytes_after=after,
             sqnr_db=sqnr,
             fold_error=fold_error,
+            evidence=evidence,
             backend=None if chosen is None else chosen.choice.backend.name,
             declined=() if chosen is None else chosen.choice.declined,
         )
@@ -172,18 +166,36 @@ class Inspection:
         places = self._plan.destinations[weight.parts[0].name]
         return next((place.weight for place in places if place.weight is weight), places[0].weight)
 
-    def _measure(self, name: str, tensor: WeightTensor) -> tuple[float | None, float | None]:
-        """SQNR and fold error of a tensor; no SQNR where the file has it quantized, neither where that is not MX."""
+    def _measure(self, name: str, tensor: WeightTensor) -> tuple[float | None, float | None, Evidence | None]:
+        """SQNR, fold error and evidence; no SQNR where the file has it quantized, and nothing where that is not MX."""
         if isinstance(tensor, MXTensor):
-            return None, fold(tensor).relative_error
+            return None, fold(tensor).relative_error, evidence_of(tensor)
         if isinstance(tensor, FP8Tensor):
-            return None, None
+            return None, None, None
         values = tensor.to(self._kernels.hardware.device)
         try:
             quantized = quantize(values, self._rule)
         except ValueError as error:
             raise CheckpointError(f"tensor {name}", got=str(error), expected="finite values") from error
-        return sqnr_db(values, quantized), fold(quantized).relative_error
+        return sqnr_db(values, quantized), fold(quantized).relative_error, evidence_of(quantized)
+
+
+def kernels_of(config: EngineConfig) -> Kernels:
+    """The kernels that a configuration asks for on this machine."""
+    hardware = detect(config.device)
+    dtype = config.dtype if config.dtype != "auto" else default_dtype(hardware.device.type)[0]
+    return Kernels(
+        hardware,
+        getattr(torch, dtype),
+        linear_backend=config.fp8_gemm_backend,
+        attention_backend=config.attention_backend,
+        moe_backend=config.moe_runner_backend,
+    )
+
+
+def policy_of(config: EngineConfig) -> Policy:
+    """What a configuration says of quantizing."""
+    return Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head, config.requantize)
 
 
 def worst_tensors(tensors: Iterable[TensorInspection], count: int) -> list[TensorInspection]:

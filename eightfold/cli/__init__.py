@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from eightfold._version import __version__
-from eightfold.cli import bench, chat, demo, doctor, generate, inspect, quantize, serve
+from eightfold.cli import bench, chat, demo, diff, doctor, evaluate, generate, inspect, quantize, serve
 from eightfold.cli.output import admit_any_text, complain, write
 from eightfold.cli.sglang import REFUSED_FLAGS
 from eightfold.config import refuse_unknown
@@ -36,8 +36,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate.generate, chat.chat, inspect.inspect, doctor.doctor, demo.demo, serve.serve, quantize.quantize):
+COMMANDS = (
+    generate.generate,
+    chat.chat,
+    inspect.inspect,
+    doctor.doctor,
+    demo.demo,
+    serve.serve,
+    quantize.quantize,
+    diff.diff,
+)
+for command in COMMANDS:
     app.command()(command)
+app.command(name="eval")(evaluate.evaluate)
 benchmarks = typer.Typer(
     name="bench", cls=Commands, callback=bench.overview, invoke_without_command=True, rich_markup_mode=None
 )

@@ -11,7 +11,13 @@ from types import MappingProxyType
 from eightfold.types import Progress
 
 _PHASES: Mapping[str, str] = MappingProxyType(
-    {"download": "Downloading", "convert": "Converting", "load": "Loading", "quantize": "Quantizing"}
+    {
+        "download": "Downloading",
+        "convert": "Converting",
+        "load": "Loading",
+        "quantize": "Quantizing",
+        "measure": "Measuring layers",
+    }
 )
 
 
