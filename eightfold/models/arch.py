@@ -200,7 +200,7 @@ def _read_mixtures(reader: ConfigReader, family: MixtureFamily | None, num_layer
     """The experts of each layer; None for a layer that has an MLP."""
     if family is None:
         return [None] * num_layers
-    key = "num_experts" if reader.values.get("num_experts") is not None else "num_local_experts"
+    key = reader.spelling("num_experts", "num_local_experts")
     num_experts = reader.integer(key, family.num_experts)
     top_k = reader.integer("num_experts_per_tok", family.top_k)
     if top_k > num_experts:

@@ -73,13 +73,17 @@ def read_arch(config: Mapping[str, Any]) -> GraniteHybridArch:
 def _read_layers(reader: ConfigReader) -> tuple[bool, ...]:
     """For each layer, whether it attends. Without a list, none does."""
     num_layers = reader.integer("num_hidden_layers", 32)
-    key = "layer_types" if reader.values.get("layer_types") is not None else "layers_block_type"
-    words = reader.items(key)
-    if words is None:
-        return (False,) * num_layers
-    if len(words) != num_layers or any(word not in ATTENTION_WORDS + MAMBA_WORDS for word in words):
-        reader.refuse(key, f"{num_layers} of: {', '.join(ATTENTION_WORDS + MAMBA_WORDS)}", got=f"{len(words)}: {words}")
-    return tuple(word in ATTENTION_WORDS for word in words)
+    found: dict[str, tuple[bool, ...]] = {}
+    for key in ("layer_types", "layers_block_type"):
+        words = reader.items(key)
+        if words is None:
+            continue
+        if len(words) != num_layers or any(word not in ATTENTION_WORDS + MAMBA_WORDS for word in words):
+            reader.refuse(key, f"{num_layers} of: {', '.join(ATTENTION_WORDS + MAMBA_WORDS)}", got=f"{len(words)}: {words}")
+        found[key] = tuple(word in ATTENTION_WORDS for word in words)
+    if len(set(found.values())) > 1:
+        reader.refuse("layers_block_type", "the same layers as in layer_types, or one of the two keys alone")
+    return next(iter(found.values()), (False,) * num_layers)
 
 
 def _read_rope(reader: ConfigReader, head_dim: int, max_positions: int) -> RopeConfig | None:

@@ -68,6 +68,14 @@ class ConfigReader:
             self.refuse(key, f"one of: {', '.join(known)}", remedy=f"Did you mean {near[0]}?" if near else remedy)
         return value
 
+    def spelling(self, *keys: str) -> str:
+        """The one of several keys for the same thing that has a value; the first where none has. Two must have the same one."""
+        given = [key for key in keys if self.values.get(key) is not None]
+        for other in given[1:]:
+            if self.values[other] != self.values[given[0]]:
+                self.refuse(other, f"{self.values[given[0]]!r}, as {given[0]} says, or one of the two keys alone")
+        return given[0] if given else keys[0]
+
     def items(self, key: str) -> list[Any] | None:
         """A list, or None for null or nothing."""
         value = self.values.get(key)

@@ -16,6 +16,7 @@ from eightfold.models.nemotron_h import LatentMixtureArch, NemotronHArch
 LAYER_WORDS: Mapping[str, str] = MappingProxyType(
     {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
 )
+_PATTERN = f"a text of {' '.join(sorted(set(LAYER_WORDS.values())))}, or a list of these or of: {', '.join(LAYER_WORDS)}"
 PATTERN_KEYS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 READS = frozenset({"attention_bias", "mlp_bias", "n_routed_experts", "num_local_experts"})
 STATE_DTYPES = ("float32", "bfloat16")
@@ -63,27 +64,34 @@ def read_arch(config: Mapping[str, Any]) -> NemotronHArch:
 
 def _read_pattern(reader: ConfigReader) -> str:
     """One letter a layer, from whichever key has it."""
-    key = next((key for key in PATTERN_KEYS if reader.values.get(key) is not None), PATTERN_KEYS[0])
-    given = reader.values.get(key)
-    letters = set(LAYER_WORDS.values())
-    if isinstance(given, str) and given and set(given) <= letters:
-        pattern = given
-    elif isinstance(given, list) and given and all(item in LAYER_WORDS for item in given):
-        pattern = "".join(LAYER_WORDS[item] for item in given)
-    else:
-        words = ", ".join(LAYER_WORDS)
-        reader.refuse(key, f"a text of {' '.join(sorted(letters))}, or a list of: {words}")
+    found = {key: _letters(reader, key) for key in PATTERN_KEYS if reader.values.get(key) is not None}
+    if not found:
+        reader.refuse(PATTERN_KEYS[0], _PATTERN)
+    key, pattern = next(iter(found.items()))
+    other = next((name for name, letters in found.items() if letters != pattern), None)
+    if other is not None:
+        reader.refuse(other, f"the same layers as in {key}, or one of the two keys alone")
     num_layers = reader.values.get("num_hidden_layers")
     if num_layers is not None and num_layers != len(pattern):
         reader.refuse("num_hidden_layers", f"{len(pattern)}, the layers in {key}, or no such key")
     return pattern
 
 
+def _letters(reader: ConfigReader, key: str) -> str:
+    """The layers under one key: a text of letters, or a list of letters or words."""
+    given = reader.values[key]
+    letters = {letter: letter for letter in LAYER_WORDS.values()}
+    spelled = letters if isinstance(given, str) else letters | dict(LAYER_WORDS)
+    if not isinstance(given, str | list) or not given or not all(isinstance(item, str) and item in spelled for item in given):
+        reader.refuse(key, _PATTERN)
+    return "".join(spelled[item] for item in given)
+
+
 def _read_mamba(reader: ConfigReader) -> MambaArch:
     reader.choice("mamba_hidden_act", ("silu",), "silu")
     num_heads, num_groups = (
         reader.integer("mamba_num_heads", 128),
-        reader.integer(_key(reader, "n_groups", "mamba_n_groups"), 8),
+        reader.integer(reader.spelling("n_groups", "mamba_n_groups"), 8),
     )
     if num_heads % num_groups:
         reader.refuse("n_groups", f"a divisor of mamba_num_heads, {num_heads}", got=str(num_groups))
@@ -92,15 +100,15 @@ def _read_mamba(reader: ConfigReader) -> MambaArch:
         head_dim=reader.integer("mamba_head_dim", 64),
         state_size=reader.integer("ssm_state_size", 128),
         num_groups=num_groups,
-        conv_kernel=reader.integer(_key(reader, "conv_kernel", "mamba_d_conv"), 4, minimum=2),
-        dt_limits=read_dt_limits(reader, _key(reader, "time_step_limit", "mamba_dt_limit")),
+        conv_kernel=reader.integer(reader.spelling("conv_kernel", "mamba_d_conv"), 4, minimum=2),
+        dt_limits=read_dt_limits(reader, reader.spelling("time_step_limit", "mamba_dt_limit")),
         proj_bias=reader.flag("use_bias", False),
-        conv_bias=reader.flag(_key(reader, "use_conv_bias", "mamba_conv_bias"), True),
+        conv_bias=reader.flag(reader.spelling("use_conv_bias", "mamba_conv_bias"), True),
     )
 
 
 def _read_mixture(reader: ConfigReader) -> LatentMixtureArch:
-    num_experts = reader.integer(_key(reader, "n_routed_experts", "num_local_experts"), 8)
+    num_experts = reader.integer(reader.spelling("n_routed_experts", "num_local_experts"), 8)
     top_k, num_groups = reader.integer("num_experts_per_tok", 2), reader.integer("n_group", 1)
     topk_groups = reader.integer("topk_group", 1)
     if num_experts % num_groups or (num_groups > 1 and num_experts // num_groups < 2):
@@ -126,8 +134,3 @@ def _read_mixture(reader: ConfigReader) -> LatentMixtureArch:
         reader.integer("moe_shared_expert_intermediate_size", 7688),
         reader.integer_or_none("moe_latent_size", None),
     )
-
-
-def _key(reader: ConfigReader, key: str, older: str) -> str:
-    """The spelling that the configuration has."""
-    return older if reader.values.get(key) is None and reader.values.get(older) is not None else key

@@ -46,6 +46,10 @@ def test_positions_are_rotated_only_where_it_says_so() -> None:
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 2, "layer_types": ["mamba"]}, "layer_types: got 1: ['mamba']; expected 2 of"),
+    (
+        {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "layers_block_type": ["mamba", "mamba"]},
+        "layers_block_type: got ['mamba', 'mamba']; expected the same layers as in layer_types",
+    ),
     ({"position_embedding_type": "alibi"}, "position_embedding_type: got 'alibi'; expected one of: rope, nope"),
     ({"mamba_n_heads": 100}, "mamba_n_heads: got 100 of 81; expected heads that make up mamba_expand * hidden_size, 8192"),
     ({"mamba_n_groups": 3}, "mamba_n_groups: got 3; expected a divisor of mamba_n_heads, 128"),

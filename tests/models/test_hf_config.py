@@ -75,3 +75,12 @@ def test_refusals(read: Callable[[ConfigReader], Any], message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read(READER)
     assert str(caught.value) == message
+
+
+def test_one_thing_under_several_keys() -> None:
+    assert READER.spelling("whole", "missing") == "whole"
+    assert READER.spelling("missing", "whole") == "whole"
+    assert READER.spelling("null", "missing") == "null"
+    assert ConfigReader({"a": 3, "b": 3}).spelling("a", "b") == "a"
+    with pytest.raises(CheckpointError, match=r"^b: got 4; expected 3, as a says, or one of the two keys alone$"):
+        ConfigReader({"a": 3, "b": 4}).spelling("a", "b")

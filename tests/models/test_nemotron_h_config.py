@@ -91,6 +91,15 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: got 'MX'; expected a text of * - E M"),
     ({"hybrid_override_pattern": None}, "hybrid_override_pattern: got None; expected a text"),
     ({"hybrid_override_pattern": None, "layers_block_type": ["mamba", "wizard"]}, "layers_block_type: got"),
+    (
+        {"layers_block_type": ["mamba", "mlp"]},
+        "layers_block_type: got ['mamba', 'mlp']; expected the same layers as in hybrid_",
+    ),
+    (
+        {"hybrid_override_pattern": [["M"]]},
+        "hybrid_override_pattern: got [['M']]; expected a text of * - E M, or a list of these",
+    ),
+    ({"n_routed_experts": 8, "num_local_experts": 3}, "num_local_experts: got 3; expected 8, as n_routed_experts says"),
     ({"num_hidden_layers": 5}, "num_hidden_layers: got 5; expected 4, the layers in hybrid_override_pattern"),
     ({"mlp_hidden_act": "silu"}, "mlp_hidden_act: got 'silu'; expected one of: relu2"),
     ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act: got 'gelu'; expected one of: silu"),
