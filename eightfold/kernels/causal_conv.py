@@ -98,7 +98,7 @@ def load_window(
     position = taken - width + column
     pointers = x_row + position.to(tl.int64) * stride_x + channel[:, None]
     fresh = tl.load(pointers, mask=valid & (position >= 0), other=0.0)
-    from_old = valid & (position < 0) & (is_new == 0)
+    from_old = tl.where(is_new == 0, valid & (position < 0), False)
     kept = tl.load(old_ptr + channel[:, None] * remembered + (remembered + position), mask=from_old, other=0.0)
     return tl.where(position >= 0, fresh, kept)
 
@@ -221,7 +221,7 @@ def conv_step_kernel(
     old = state_ptr + tl.load(slots_ptr + sequence) * state_size
     places = channel[:, None] * (taps - 1) + column
     is_kept = c_valid[:, None] & (column < taps - 1)
-    kept = tl.load(old + places, mask=is_kept & (tl.load(is_new_ptr + sequence) == 0), other=0.0)
+    kept = tl.load(old + places, mask=tl.where(tl.load(is_new_ptr + sequence) == 0, is_kept, False), other=0.0)
     x = tl.load(x_ptr + sequence.to(tl.int64) * stride_x + channel, mask=c_valid, other=0.0)
     window = tl.where(column == taps - 1, x[:, None], kept)
     taps_valid = c_valid[:, None] & (column < taps)

@@ -65,9 +65,10 @@ def declines_block_scaled(spec: LinearSpec, hardware: Hardware, *, amd: bool) ->
         amd: whether gfx950 will do.
     """
     capability = hardware.capability
-    if hardware.device.type != "cuda" or capability is None:
-        return "needs a CUDA GPU"
-    if not (amd and GFX950 in hardware.features) and capability not in BLOCK_SCALED:
+    is_amd = amd and GFX950 in hardware.features
+    if hardware.device.type != "cuda" or (capability is None and not is_amd):
+        return "needs a CUDA GPU or gfx950" if amd else "needs a CUDA GPU"
+    if capability is not None and capability not in BLOCK_SCALED:
         known = ", ".join(f"{major}.{minor}" for major, minor in BLOCK_SCALED)
         other = " or gfx950" if amd else ""
         here = f"{capability[0]}.{capability[1]}"

@@ -50,11 +50,13 @@ def detect(device: str = "auto") -> Hardware:
 
 def _cuda(index: int) -> Hardware:
     properties = torch.cuda.get_device_properties(index)
+    # AMD's GPUs have the device type "cuda" too, and numbers that are no compute capability: "gfx950:sramecc+:xnack-".
+    amd = properties.gcnArchName.partition(":")[0] if torch.version.hip is not None else ""
     return Hardware(
         device=torch.device("cuda", index),
         name=properties.name,
-        capability=(properties.major, properties.minor),
-        features=frozenset(),
+        capability=None if amd else (properties.major, properties.minor),
+        features=frozenset({amd} if amd else ()),
         memory_bytes=properties.total_memory,
         num_threads=torch.get_num_threads(),
     )

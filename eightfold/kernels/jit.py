@@ -2,6 +2,9 @@
 
 Kernel files import `tl` from here and not from triton, so that they can be imported, and their backends asked, where there is
 no triton: it has wheels for Linux alone. There, a kernel raises when it is launched, and a backend declines with `MISSING`.
+
+A condition on one number joins a block's mask as `tl.where(condition, mask, False)`. On a GPU `mask & condition` is the same,
+but triton's interpreter spreads a comparison of numbers over a block as integers, which from 3.9 on it refuses as a mask.
 """
 
 from __future__ import annotations

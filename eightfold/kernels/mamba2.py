@@ -252,7 +252,7 @@ def scan_kernel(
     valid = (n < state_size)[:, None] & (p < head_dim)[None, :]
     places = head * head_dim * state_size + p[None, :] * state_size + n[:, None]
     slot = tl.load(slots_ptr + sequence)
-    is_known = valid & (tl.load(is_new_ptr + sequence) == 0) & (end - position == length)
+    is_known = tl.where((tl.load(is_new_ptr + sequence) == 0) & (end - position == length), valid, False)
     state = tl.load(state_ptr + slot * slot_size + places, mask=is_known, other=0.0).to(tl.float32)
     if segmented:
         number = tl.where(length > segment, position // segment, -1)
@@ -286,7 +286,7 @@ def scan_kernel(
             y_rows = y_ptr + ((first + row).to(tl.int64) * (num_heads * head_dim))[:, None]
             tl.store(y_rows + p[None, :], y, mask=(first + row < stop)[:, None] & (p < head_dim)[None, :])
         target = tl.load(save_slots_ptr + save, mask=is_save, other=slot)
-        kept = valid & (is_save | (end == length))
+        kept = tl.where(is_save | (end == length), valid, False)
         tl.store(state_ptr + target * slot_size + places, state.to(state_ptr.dtype.element_ty), mask=kept)
         position = stop
 
@@ -348,7 +348,7 @@ def segment_kernel(
     valid = (n < state_size)[:, None] & (p < head_dim)[None, :]
     slot_size: tl.constexpr = num_heads * head_dim * state_size
     places = head * head_dim * state_size + p[None, :] * state_size + n[:, None]
-    is_known = valid & (tl.load(is_new_ptr + sequence) == 0) & (number == 0)
+    is_known = tl.where((tl.load(is_new_ptr + sequence) == 0) & (number == 0), valid, False)
     slot = tl.load(slots_ptr + sequence)
     state = tl.load(state_ptr + slot * slot_size + places, mask=is_known, other=0.0).to(tl.float32)
     if number == 0:

@@ -136,7 +136,8 @@ def scan_step_kernel(
     places = head * head_dim * state_size + row[:, None] * state_size + column[None, :]
     slot_size: tl.constexpr = num_heads * head_dim * state_size
     own = state_ptr + tl.load(slots_ptr + sequence) * slot_size + places
-    state = tl.load(own, mask=valid & (tl.load(is_new_ptr + sequence) == 0), other=0.0).to(tl.float32)
+    is_known = tl.where(tl.load(is_new_ptr + sequence) == 0, valid, False)
+    state = tl.load(own, mask=is_known, other=0.0).to(tl.float32)
     step = step_size(tl.load(dt_ptr + token * stride_dt + head), tl.load(dt_bias_ptr + head), low, high)
     x = tl.load(x_ptr + token * stride_x + head * head_dim + row, mask=p_valid, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + token * stride_b + group * state_size + column, mask=n_valid, other=0.0).to(tl.float32)

@@ -82,7 +82,7 @@ def quantize_rows_kernel(
     is_row = row < num_rows
     offs_g = tl.arange(0, blocks)
     offs_k = offs_g[:, None] * 32 + tl.arange(0, 32)[None, :]
-    valid = (offs_k < size) & is_row
+    valid = tl.where(is_row, offs_k < size, False)
     x = tl.load(x_ptr + row * x_stride + offs_k, mask=valid, other=0.0).to(tl.float32)
     if operation == "silu_and_mul":
         up = tl.load(x_ptr + row * x_stride + size + offs_k, mask=valid, other=0.0).to(tl.float32)
@@ -123,7 +123,7 @@ def quantize_rows_kernel(
         else:
             place = row * padded_blocks + offs_g
         tl.store(scale_ptr + place, exponent.to(tl.uint8), mask=offs_g < padded_blocks)
-    tl.store(data_ptr + row * k_padded + offs_k, code, mask=(offs_k < k_padded) & is_row)
+    tl.store(data_ptr + row * k_padded + offs_k, code, mask=tl.where(is_row, offs_k < k_padded, False))
 
 
 def quantize_rows(

@@ -8,8 +8,9 @@ question. An exception inside a check is a fault of ours and propagates: it neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -27,8 +28,9 @@ class Hardware:
     Attributes:
         device: where weights and activations live.
         name: for people, such as "NVIDIA H200" or "AMD EPYC (avx512)".
-        capability: CUDA compute capability, such as (9, 0); None on a CPU.
-        features: instruction sets that a CPU kernel may use: "avx2", "f16c", "avx512", "avx512_bf16", "neon".
+        capability: CUDA compute capability, such as (9, 0); None on a CPU and on a GPU of AMD.
+        features: instruction sets that a CPU kernel may use: "avx2", "f16c", "avx512", "avx512_bf16", "neon"; the
+            architecture of a GPU of AMD, such as "gfx950".
         memory_bytes: memory of the device.
         num_threads: CPU threads that an operation may use.
     """
@@ -80,7 +82,6 @@ def choose(
     hardware: Hardware,
     *,
     requested: str = "auto",
-    unbuilt: frozenset[str] = frozenset(),
 ) -> Choice[BackendT]:
     """Choose a backend for one piece of work.
 
@@ -90,10 +91,9 @@ def choose(
         spec: the piece of work.
         hardware: where it will run.
         requested: "auto" walks the candidates; a name is used or refused, never replaced.
-        unbuilt: names that other engines know and this one does not have.
 
     Raises:
-        BackendError: the named backend is unknown, not for this hardware or declines, or every candidate declines.
+        BackendError: the named backend is not for this hardware or declines, or every candidate declines.
     """
     reasons = [(backend, backend.declines(spec, hardware)) for backend in candidates]
     able = [backend for backend, reason in reasons if reason is None]
@@ -106,7 +106,7 @@ def choose(
                 raise BackendError(
                     subject, got=f"backend {requested}, which declines: {reason}", expected=f"one of: auto, {works}"
                 )
-        known = "which Eightfold does not have" if requested in unbuilt else f"which is not for {hardware.name}"
+        known = f"which is not for {hardware.name}"
         raise BackendError(subject, got=f"backend {requested}, {known}", expected=f"one of: auto, {works}")
     declined: list[Declined] = []
     for backend, reason in reasons:
@@ -116,4 +116,29 @@ def choose(
     listed = "; ".join(f"{item.backend}: {item.reason}" for item in declined)
     raise BackendError(
         subject, got=f"{hardware.name}, where every backend declines ({listed})", expected="a backend that accepts it"
+    )
+
+
+def check_name(option: str, name: str, table: Mapping[str, Sequence[Backend[Any]]], unbuilt: frozenset[str]) -> None:
+    """Refuse the name of a backend that is none, before anything is chosen.
+
+    Args:
+        option: the option that it was given for.
+        name: the name, or "auto".
+        table: the backends of each kind of device.
+        unbuilt: names that other engines know and this one does not have.
+
+    Raises:
+        BackendError: no device has a backend of that name.
+    """
+    known = list(dict.fromkeys(backend.name for candidates in table.values() for backend in candidates))
+    if name in ("auto", *known):
+        return
+    near = get_close_matches(name, known, n=1)
+    what = "which Eightfold does not have" if name in unbuilt else "which is no backend"
+    raise BackendError(
+        option,
+        got=f"{name}, {what}",
+        expected=f"one of: auto, {', '.join(known)}",
+        remedy=f"Did you mean {near[0]}?" if near and name not in unbuilt else "",
     )

@@ -16,6 +16,7 @@ from eightfold.kernels.cpu import CpuAttention, CpuFused, CpuLinear
 from eightfold.kernels.cpu_moe import CpuMoe
 from eightfold.kernels.cuda import DequantLinear, FoldLinear
 from eightfold.kernels.cuda_moe import FoldMoe
+from eightfold.kernels.cuda_native import NativeLinear
 from eightfold.kernels.operations import (
     AttentionBackend,
     AttentionSpec,
@@ -30,10 +31,24 @@ from eightfold.kernels.operations import (
 )
 from eightfold.kernels.reference import ReferenceAttention, ReferenceFused, ReferenceLinear
 from eightfold.kernels.reference_mixers import GeneralProduct, ReferenceMamba, ReferenceMoe
-from eightfold.kernels.registry import Choice, Hardware, choose
+from eightfold.kernels.registry import Choice, Hardware, check_name, choose
+from eightfold.kernels.vendor import CublasLinear, FlashInferCuteDsl, FlashInferCutlass, FlashInferTrtllm
 
 LINEAR: Mapping[str, tuple[LinearBackend, ...]] = MappingProxyType(
-    {"cpu": (CpuLinear(), ReferenceLinear()), "cuda": (FoldLinear(), DequantLinear(), ReferenceLinear())}
+    {
+        "cpu": (CpuLinear(), ReferenceLinear()),
+        # FlashInferTrtllm takes nothing that those ahead of it leave: it runs where it is named.
+        "cuda": (
+            FoldLinear(),
+            FlashInferCuteDsl(),
+            FlashInferCutlass(),
+            CublasLinear(),
+            NativeLinear(),
+            DequantLinear(),
+            FlashInferTrtllm(),
+            ReferenceLinear(),
+        ),
+    }
 )
 ATTENTION: Mapping[str, tuple[AttentionBackend, ...]] = MappingProxyType(
     {"cpu": (CpuAttention(), ReferenceAttention()), "cuda": (ReferenceAttention(),)}
@@ -58,11 +73,7 @@ UNBUILT_LINEAR = frozenset(
         "aiter",
         "cutlass",
         "deep_gemm",
-        "flashinfer_cutedsl",
-        "flashinfer_cutlass",
         "flashinfer_deepgemm",
-        "flashinfer_trtllm",
-        "triton",
     }
 )
 UNBUILT_MOE = frozenset(
@@ -108,6 +119,9 @@ class Kernels:
         attention_backend: the same for attention.
         moe_backend: the same for quantized experts.
         state_dtype: dtype of the states of recurrent layers.
+
+    Raises:
+        BackendError: a name that no backend has.
     """
 
     hardware: Hardware
@@ -116,6 +130,11 @@ class Kernels:
     attention_backend: str = "auto"
     moe_backend: str = "auto"
     state_dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        check_name("fp8_gemm_backend", self.linear_backend, LINEAR, UNBUILT_LINEAR)
+        check_name("attention_backend", self.attention_backend, ATTENTION, UNBUILT_ATTENTION)
+        check_name("moe_runner_backend", self.moe_backend, MOE, UNBUILT_MOE)
 
     def linear(self, spec: LinearSpec) -> Choice[LinearBackend]:
         """The backend of one dense product. The user's word counts for quantized weights; others go by `auto`.
@@ -126,13 +145,13 @@ class Kernels:
         subject = f"linear {spec.layer} [{spec.out_features} x {spec.in_features}] {spec.weight_format}"
         requested = self.linear_backend if spec.weight_format in QUANTIZED else "auto"
         candidates = LINEAR.get(self.hardware.device.type, ())
-        return choose(subject, candidates, spec, self.hardware, requested=requested, unbuilt=UNBUILT_LINEAR)
+        return choose(subject, candidates, spec, self.hardware, requested=requested)
 
     def attention(self, spec: AttentionSpec) -> Choice[AttentionBackend]:
         """The backend of one layer's attention; raises BackendError as `linear` does."""
         subject = f"attention [{spec.num_heads} heads over {spec.num_kv_heads}, {spec.head_dim} wide]"
         candidates = ATTENTION.get(self.hardware.device.type, ())
-        return choose(subject, candidates, spec, self.hardware, requested=self.attention_backend, unbuilt=UNBUILT_ATTENTION)
+        return choose(subject, candidates, spec, self.hardware, requested=self.attention_backend)
 
     def moe(self, spec: MoeSpec) -> Choice[MoeBackend]:
         """The backend of a layer's experts, for which the user's word counts as in `linear`; raises as that does."""
@@ -140,7 +159,7 @@ class Kernels:
         subject = f"{'gated ' if spec.gated else ''}experts {spec.layer} [{shape}] {spec.weight_format}"
         requested = self.moe_backend if spec.weight_format in QUANTIZED else "auto"
         candidates = MOE.get(self.hardware.device.type, ())
-        return choose(subject, candidates, spec, self.hardware, requested=requested, unbuilt=UNBUILT_MOE)
+        return choose(subject, candidates, spec, self.hardware, requested=requested)
 
     def mamba(self, spec: MambaSpec) -> Choice[MambaBackend]:
         """The backend of a recurrent layer."""

@@ -88,7 +88,12 @@ class Experts(Module):
         """
         up, down = format_of(self.w13), format_of(self.w2)
         if up != down:
-            raise InputError(f"experts {self.name}", got=f"{up} going up and {down} going down", expected="one format for both")
+            raise InputError(
+                f"experts {self.name}",
+                got=f"{up} going up and {down} going down",
+                expected="one format for both",
+                remedy=f"Both are ignored or none is: name {self.name.rpartition('.')[2]}, not one of its projections.",
+            )
         yield self._chosen(kernels, self._spec(kernels, format_of(self.w13)))
 
     def bind(self, kernels: Kernels) -> None:

@@ -20,7 +20,7 @@ has_instruction = torch.cuda.is_available() and torch.cuda.get_device_capability
 
 
 def hardware(capability: tuple[int, int] | None, *features: str) -> Hardware:
-    device = torch.device("cpu" if capability is None else "cuda")
+    device = torch.device("cpu" if capability is None and not features else "cuda")
     return Hardware(device, "a device", capability, frozenset(features), 1 << 34, 8)
 
 
@@ -35,8 +35,9 @@ def test_each_gpu_with_the_instruction_is_taken_and_no_other() -> None:
         assert backend.declines(spec(), hardware(capability)) is None
     for capability in ((8, 0), (8, 9), (9, 0), (9, 5), (11, 0)):
         assert f"this GPU has {capability[0]}.{capability[1]}" in str(backend.declines(spec(), hardware(capability)))
-    assert backend.declines(spec(), hardware((9, 5), GFX950)) is None
-    assert backend.declines(spec(), hardware(None)) == "needs a CUDA GPU"
+    assert backend.declines(spec(), hardware(None, GFX950)) is None
+    for other in (hardware(None), hardware(None, "gfx942")):
+        assert backend.declines(spec(), other) == "needs a CUDA GPU or gfx950"
 
 
 @needs_triton

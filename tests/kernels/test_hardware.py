@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from eightfold.errors import InputError
-from eightfold.kernels import hardware, native
+from eightfold.kernels import hardware, jit, native
+from eightfold.kernels.operations import LinearSpec
+from eightfold.kernels.selection import LINEAR
 
 
 def test_the_cpu() -> None:
@@ -34,6 +36,21 @@ def test_auto_takes_a_gpu_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) 
     assert (found.device, found.capability, found.name) == (torch.device("cuda", 1), (9, 0), "NVIDIA H200")
     with pytest.raises(InputError, match=r"cuda:2.*one of the 2 GPUs"):
         hardware.detect("cuda:2")
+
+
+def test_a_gpu_of_amd_has_an_architecture_and_no_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    properties = SimpleNamespace(
+        name="AMD Instinct MI355X", major=9, minor=5, total_memory=1 << 38, gcnArchName="gfx950:sramecc+:xnack-"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    found = hardware.detect()
+    assert (found.device.type, found.capability, found.features) == ("cuda", None, frozenset({"gfx950"}))
+    spec = LinearSpec("layer", 64, 64, "mxfp8", torch.bfloat16)
+    accepted = [backend.name for backend in LINEAR["cuda"] if backend.declines(spec, found) is None]
+    assert accepted == [*(["triton"] if jit.MISSING is None else []), "reference"]
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "cpu:0", "cudax"])

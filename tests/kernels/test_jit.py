@@ -16,7 +16,7 @@ from eightfold.kernels.registry import Hardware
 from eightfold.kernels.selection import LINEAR
 gpu = Hardware(torch.device("cuda"), "a GPU", (9, 0), frozenset(), 1 << 34, 8)
 spec = LinearSpec("layer", 64, 64, "mxfp8", torch.bfloat16)
-print([backend.declines(spec, gpu) for backend in LINEAR["cuda"]])
+print([backend.declines(spec, gpu) for backend in LINEAR["cuda"] if backend.name in ("fold", "dequant", "reference")])
 try:
     gemm.fold_gemm_kernel[(1,)]()
 except RuntimeError as error:

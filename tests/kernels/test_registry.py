@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eightfold.errors import BackendError
-from eightfold.kernels.registry import Declined, Hardware, choose
+from eightfold.kernels.registry import Declined, Hardware, check_name, choose
 
 HARDWARE = Hardware(torch.device("cpu"), "a machine", None, frozenset(), 1 << 30, 2)
 
@@ -46,13 +46,29 @@ def test_a_named_backend_that_declines_is_an_error_with_what_would_work() -> Non
         choose("work", (FAST, SLOW), 50, HARDWARE, requested="fast")
 
 
-def test_a_name_that_is_not_built_and_one_that_is_unknown_are_told_apart() -> None:
+def test_a_name_of_other_hardware_is_an_error_with_what_would_work() -> None:
     with pytest.raises(
-        BackendError, match=r"backend cutlass, which Eightfold does not have; expected one of: auto, fast, slow"
+        BackendError, match=r"work: got backend other, which is not for a machine; expected one of: auto, fast, slow"
     ):
-        choose("work", (FAST, SLOW), 5, HARDWARE, requested="cutlass", unbuilt=frozenset({"cutlass"}))
-    with pytest.raises(BackendError, match=r"backend flast, which is not for a machine"):
-        choose("work", (FAST, SLOW), 5, HARDWARE, requested="flast")
+        choose("work", (FAST, SLOW), 5, HARDWARE, requested="other")
+
+
+@pytest.mark.parametrize("name", ["auto", "fast", "slow"])
+def test_names_that_are_known_somewhere_pass(name: str) -> None:
+    check_name("backend", name, {"cpu": (FAST,), "cuda": (SLOW, FAST)}, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cutlass", r"option: got cutlass, which Eightfold does not have; expected one of: auto, fast, slow$"),
+        ("flast", r"option: got flast, which is no backend; expected one of: auto, fast, slow\. Did you mean fast\?"),
+        ("", r"option: got , which is no backend"),
+    ],
+)
+def test_a_name_that_is_not_built_and_one_that_is_unknown_are_told_apart(name: str, message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        check_name("option", name, {"cpu": (FAST, SLOW)}, frozenset({"cutlass"}))
 
 
 def test_when_all_decline_the_error_lists_every_reason() -> None:

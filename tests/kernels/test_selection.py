@@ -57,9 +57,16 @@ def test_activations_that_the_native_kernels_do_not_take() -> None:
 @pytest.mark.parametrize("name", sorted(UNBUILT_LINEAR))
 def test_words_of_other_engines_are_refused_with_a_sentence(name: str) -> None:
     with pytest.raises(
-        BackendError, match=rf"backend {name}, which Eightfold does not have; expected one of: auto, cpu, reference"
+        BackendError, match=rf"fp8_gemm_backend: got {name}, which Eightfold does not have; expected one of: auto, "
     ):
-        kernels(linear_backend=name).linear(LINEAR)
+        kernels(linear_backend=name)
+
+
+@pytest.mark.parametrize("option", ["linear_backend", "attention_backend", "moe_backend"])
+def test_a_word_that_is_no_backend_is_refused_whatever_the_model(option: str) -> None:
+    named: dict[str, Any] = {option: "referense"}
+    with pytest.raises(BackendError, match=r"_backend: got referense, which is no backend; .*Did you mean reference"):
+        kernels(**named)
 
 
 def test_naming_a_backend_for_products_changes_nothing_else() -> None:

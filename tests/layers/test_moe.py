@@ -74,8 +74,8 @@ def test_the_choice_of_experts_says_what_it_is_for() -> None:
 
 def test_fault_7_a_named_backend_that_cannot_run_names_the_experts_and_their_shape() -> None:
     experts = experts_of(gated=True)
-    with pytest.raises(BackendError, match=r"m\.experts .*5.*: got backend deep_gemm, which Eightfold does not have"):
-        list(experts.choose(kernels(moe_backend="deep_gemm"), lambda weight: "mxfp8"))
+    with pytest.raises(BackendError, match=r"m\.experts .*5.*: got backend fold, which is not for "):
+        list(experts.choose(kernels(moe_backend="fold"), lambda weight: "mxfp8"))
 
 
 @pytest.mark.parametrize("routing", [ROUTING, SIGMOID])
