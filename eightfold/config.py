@@ -20,13 +20,13 @@ from eightfold.types import Quantization
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-LoadFormat: TypeAlias = Literal["auto", "safetensors"]
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 StateDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
 ScaleRuleName: TypeAlias = Literal["ceil", "floor"]
 SamplingDefaults: TypeAlias = Literal["model", "openai"]
 OriginKind: TypeAlias = Literal["user", "default", "model", "hardware"]
 
-DEFAULT_CHUNKED_PREFILL_SIZE = 2048
+DEFAULT_CHUNKED_PREFILL_SIZE = {"cpu": 512, "cuda": 2048}
 DEFAULT_MAX_RUNNING_REQUESTS = 256
 DEFAULT_MEM_FRACTION = {"cpu": 0.6, "cuda": 0.88}
 DEFAULT_PAGE_SIZE = 16
@@ -66,7 +66,9 @@ class EngineConfig:
     scale_rule: ScaleRuleName = option("ceil", choices=ScaleRuleName, help="How a block's largest value becomes its scale.")
     dtype: Dtype = option("auto", choices=Dtype, help="Data type of the activations and of the KV cache.")
     device: Device = option("auto", choices=Device, help="Where to run.")
-    load_format: LoadFormat = option("auto", choices=LoadFormat, help="Format of the weight files.")
+    load_format: LoadFormat = option(
+        "auto", choices=LoadFormat, help="Format of the weight files; dummy makes random weights of a configuration alone."
+    )
     fp8_gemm_backend: str = option("auto", help="Backend of the quantized dense products.")
     moe_runner_backend: str = option("auto", help="Backend of quantized mixtures of experts.")
     attention_backend: str = option("auto", help="Backend of paged attention.")
@@ -94,7 +96,7 @@ class EngineConfig:
     sampling_defaults: SamplingDefaults = option(
         "model", choices=SamplingDefaults, help="Sampling values that a request leaves out: the checkpoint's, or OpenAI's."
     )
-    seed: int | None = option(None, help="Seed of requests that bring none.", aliases=("--random-seed",))
+    seed: int | None = option(None, help="Seed of requests that bring none, and of dummy weights.", aliases=("--random-seed",))
 
     def __post_init__(self) -> None:
         layers: object = self.quantization_ignored_layers
@@ -124,6 +126,11 @@ class EngineConfig:
         for name in ("quantize_lm_head", "requantize"):
             if getattr(self, name) and self.quantization is None:
                 raise InputError(name, got=True, expected="it to go with quantization='mxfp8'")
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the model must have weight files."""
+        return self.load_format != "dummy"
 
     @classmethod
     def from_kwargs(cls, model: str, **kwargs: Any) -> EngineConfig:
@@ -227,7 +234,7 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: HardwareFacts) ->
         )
     fraction = settle("mem_fraction_static", DEFAULT_MEM_FRACTION[hardware.device], "default", "")
     page = settle("page_size", DEFAULT_PAGE_SIZE, "default", "")
-    chunk = settle("chunked_prefill_size", DEFAULT_CHUNKED_PREFILL_SIZE, "default", "")
+    chunk = settle("chunked_prefill_size", *default_chunk(hardware.device))
     settle("seed", 0, "default", "")
     state_dtype = settle("mamba_ssm_dtype", *default_state_dtype(model.state_dtype))
     settle("mamba_full_memory_ratio", DEFAULT_STATE_RATIO, "default", "")
@@ -256,7 +263,7 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: HardwareFacts) ->
             "max_total_tokens",
             got=total,
             expected=f"at least one page of {page} tokens",
-            remedy=f"mem_fraction_static of {needed:.2f} would hold the weights and one page",
+            remedy=f"mem_fraction_static of {needed:.2f} would hold the weights and one page" if fits < page else "",
         )
     for item in fields(EngineConfig):
         if item.name not in values:
@@ -365,6 +372,12 @@ def _refuse_state_options(config: EngineConfig) -> None:
     for name in ("mamba_ssm_dtype", "max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_track_interval"):
         if (given := getattr(config, name)) != defaults[name]:
             raise InputError(name, got=given, expected="no value, since no layer of this model has a recurrent state")
+
+
+def default_chunk(device: str) -> tuple[int, OriginKind, str]:
+    """Most tokens of a step, and why: a step is to last seconds at most, however slow the device, for all wait for its end."""
+    size = DEFAULT_CHUNKED_PREFILL_SIZE[device]
+    return size, "hardware", "so that a step of a large model takes seconds" if device == "cpu" else "what fills the device"
 
 
 def refuse_unknown(kind: str, given: Iterable[str], known: Sequence[str]) -> None:

@@ -184,6 +184,7 @@ class TextEvent:
         num_cached_tokens: prompt tokens that the prefix cache supplied.
         finish_reason: why the answer ended; None while it goes on.
         stop_reason: the stop text, or the id of the token, that ended it; None where neither did.
+        failure: why it ended with "abort" where a grammar could not be kept.
     """
 
     request_id: str
@@ -195,6 +196,7 @@ class TextEvent:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    failure: str = ""
 
 
 class Detokenizer:
@@ -246,4 +248,5 @@ class Detokenizer:
             num_cached_tokens=event.num_cached_tokens,
             finish_reason=event.finish_reason if found is None else "stop",
             stop_reason=event.stop_token_id if found is None else found,
+            failure=event.failure if found is None else "",
         )

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -17,8 +18,10 @@ from eightfold.kernels.registry import Declined
 from eightfold.kernels.selection import Kernels
 from eightfold.layers.module import Chosen, Module
 from eightfold.layers.weight import Weight
-from eightfold.models.loader import Destination, open_checkpoint, plan, read_model
-from eightfold.quant.evidence import Evidence, evidence_of
+from eightfold.models.checkpoint import Checkpoint
+from eightfold.models.dummy import DummyCheckpoint
+from eightfold.models.loader import Destination, check_effect, open_checkpoint, plan, read_model
+from eightfold.quant.evidence import Evidence, FoundRule, evidence_of
 from eightfold.quant.fp8 import FP8Tensor, WeightTensor
 from eightfold.quant.mxfp8 import MXTensor, ScaleRule, fold, quantize, sqnr_db
 from eightfold.quant.policy import Decision, Policy
@@ -110,10 +113,11 @@ class Inspection:
     """
 
     def __init__(self, config: EngineConfig, *, report: Progress | None = None) -> None:
-        path = resolve_model(config.model, revision=config.revision, report=report)
+        path = resolve_model(config.model, revision=config.revision, report=report, needs_weights=config.needs_weights)
         self._rule, self._kernels = ScaleRule(config.scale_rule), kernels_of(config)
-        self._model, self._checkpoint = read_model(path), open_checkpoint(path)
+        self._model, self._checkpoint = read_model(path), _checkpoint_of(config, path, self._kernels)
         self._plan = plan(self._model, self._checkpoint, policy_of(config), self._kernels)
+        check_effect(self._plan, self._kernels, self._rule)
         self._chosen = {id(self._source(weight)): item for item in reversed(self._plan.chosen) for weight in item.weights}
         self.names = tuple(
             info.stored_name for info in self._checkpoint.tensors.values() for _ in self._plan.destinations.get(info.name, ())
@@ -180,6 +184,12 @@ class Inspection:
         return sqnr_db(values, quantized), fold(quantized).relative_error, evidence_of(quantized)
 
 
+def _checkpoint_of(config: EngineConfig, path: Path, kernels: Kernels) -> Checkpoint:
+    if config.needs_weights:
+        return open_checkpoint(path)
+    return DummyCheckpoint(path, seed=config.seed or 0, device=kernels.hardware.device)
+
+
 def kernels_of(config: EngineConfig) -> Kernels:
     """The kernels that a configuration asks for on this machine."""
     hardware = detect(config.device)
@@ -196,6 +206,12 @@ def kernels_of(config: EngineConfig) -> Kernels:
 def policy_of(config: EngineConfig) -> Policy:
     """What a configuration says of quantizing."""
     return Policy(config.quantization, config.quantization_ignored_layers, config.quantize_lm_head, config.requantize)
+
+
+def found_rule(tensors: Iterable[TensorInspection]) -> FoundRule | None:
+    """The scale rule that the blocks of tensors in MXFP8 show; None where there are no such tensors."""
+    found = [tensor.evidence for tensor in tensors if tensor.evidence is not None]
+    return sum(found, start=Evidence()).rule if found else None
 
 
 def worst_tensors(tensors: Iterable[TensorInspection], count: int) -> list[TensorInspection]:

@@ -36,6 +36,7 @@ class Completion:
         finish_reason: "stop" by an end token or a stop text, "length" by `max_tokens` or the context, "abort".
         stop_reason: the stop text, or the id of the token, that ended it; None where neither did.
         logprobs: one for each token, where asked for.
+        failure: why it ended with "abort" where the grammar could not be kept to the end; else empty.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None
     logprobs: tuple[TokenLogprobs, ...] | None
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class LLM:
 
     Attributes:
         engine: the engine below.
-        tokenizer: the checkpoint's tokenizer.
+        tokenizer: the checkpoint's tokenizer; with dummy weights a folder may have none, and then prompts are token ids.
 
     Raises:
         InputError: an unknown option, a value or a checkpoint that cannot be used, a backend that cannot run.
@@ -127,10 +129,10 @@ class LLM:
     ) -> None:
         name = str(model) if isinstance(model, Path) else model
         config = EngineConfig.from_kwargs(name, quantization=quantization, **options)
-        path = resolve_model(config.model, revision=config.revision, report=report)
+        path = resolve_model(config.model, revision=config.revision, report=report, needs_weights=config.needs_weights)
         Engine.check(path)  # transformers reads the configuration for the tokenizer, and would take its faults for that one's
         # The tokenizer comes before the weights: where it is missing, nobody waits for the weights to learn it.
-        tokenizer = Tokenizer.load(path)
+        tokenizer = Tokenizer.load(path, required=config.needs_weights)
         self._adopt(Engine.load(replace(config, model=str(path), revision=None), report=report), tokenizer)
 
     @classmethod
@@ -367,4 +369,5 @@ def _completion(answer: _Answer, events: Sequence[TextEvent]) -> Completion:
         logprobs=tuple(item for event in events for item in event.logprobs)
         if answer.request.params.logprobs is not None
         else None,
+        failure=last.failure,
     )

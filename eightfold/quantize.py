@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -24,9 +24,9 @@ from eightfold.hub.resolve import resolve_model
 from eightfold.kernels.hardware import detect
 from eightfold.kernels.selection import Kernels
 from eightfold.models.checkpoint import INDEX_NAME, Checkpoint, read_json
-from eightfold.models.loader import LoadPlan, open_checkpoint, plan, read_model
+from eightfold.models.loader import LoadPlan, check_effect, open_checkpoint, plan, read_model
 from eightfold.quant.checkpoints import HF_QUANT_CONFIG, written_configuration
-from eightfold.quant.mxfp8 import MXTensor, ScaleRule, num_blocks, quantize, sqnr_db
+from eightfold.quant.mxfp8 import BLOCK_SIZE, MXTensor, ScaleRule, num_blocks, quantize, sqnr_db
 from eightfold.quant.policy import Policy
 from eightfold.types import Progress
 
@@ -48,6 +48,7 @@ class Written:
         bytes_after: bytes of all tensors that were written.
         sqnr_db: signal to noise of each tensor that was quantized here, by name; empty where the source was in MXFP8.
         shards: files of weights.
+        unaligned: names of the tensors in MXFP8 whose K is no multiple of 32, which other readers refuse.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Written:
     bytes_after: int
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     shards: int = 1
+    unaligned: tuple[str, ...] = ()
 
 
 def quantize_checkpoint(
@@ -93,7 +95,9 @@ def quantize_checkpoint(
     checkpoint = open_checkpoint(path)
     # Shapes and names are the model's; on which hardware it will run is not known here, and changes nothing.
     policy = Policy("mxfp8", ignore, requantize=requantize)
-    load_plan = plan(read_model(path), checkpoint, policy, Kernels(detect("cpu"), torch.float32))
+    kernels = Kernels(detect("cpu"), torch.float32)
+    load_plan = plan(read_model(path), checkpoint, policy, kernels)
+    check_effect(load_plan, kernels, rule)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         built = Path(scratch) / "model"
@@ -111,7 +115,19 @@ def quantize_checkpoint(
             _write_json(built / HF_QUANT_CONFIG, other)
         (built / "README.md").write_text(_card(model, dialect, rule, written), encoding="utf-8")
         built.rename(out)
-    return Written(out, *written)
+    unaligned = [
+        info.stored_name
+        for name, places in load_plan.destinations.items()
+        if places[0].decision.quantized and (info := checkpoint.tensors[name]).shape[-1] % BLOCK_SIZE
+    ]
+    return Written(out, *written, tuple(unaligned))
+
+
+def add_quality(folder: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """Add lines to the table in the model card of a folder that `quantize_checkpoint` wrote."""
+    card = folder / "README.md"
+    added = "".join(f"| {name} | {value} |\n" for name, value in rows)
+    card.write_text(card.read_text(encoding="utf-8") + added, encoding="utf-8")
 
 
 def parse_bytes(text: str) -> int:

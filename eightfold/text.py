@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import tokenizers.models
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from eightfold.errors import CheckpointError, InputError
 
@@ -21,6 +23,7 @@ _BYTES_WITHOUT = tuple(byte for byte in range(256) if byte not in _BYTES_WITH_A_
 _BYTE_OF: Mapping[str, int] = {chr(byte): byte for byte in _BYTES_WITH_A_SIGN} | {
     chr(0x100 + index): byte for index, byte in enumerate(_BYTES_WITHOUT)
 }
+_ANY_LENGTH = 1 << 30
 _FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -50,21 +53,26 @@ class Tokenizer:
         self._is_byte_level = "ByteLevel" in str(self._backend.decoder)
 
     @classmethod
-    def load(cls, path: Path, *, chat_template: str | None = None) -> Tokenizer:
+    def load(cls, path: Path, *, chat_template: str | None = None, required: bool = True) -> Tokenizer:
         """The tokenizer of a checkpoint folder.
 
         Args:
             path: the folder.
             chat_template: a template in place of its own.
+            required: False gives a `NoTokenizer` where there is none.
 
         Raises:
             CheckpointError: there is none, or it cannot be read.
         """
         remedy = "Copy tokenizer.json and tokenizer_config.json from where the model came from into the folder."
         if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            if not required:
+                return NoTokenizer(path)
             raise CheckpointError(str(path), got="a folder without a tokenizer", expected="tokenizer.json in it", remedy=remedy)
         try:
-            loaded = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            loaded = AutoTokenizer.from_pretrained(
+                path, config=_bare_config(path), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # the readers of the various formats raise whatever they like, bare Exception included
             raise CheckpointError(
                 f"tokenizer of {path}", got=str(error).strip() or repr(error), expected="one that can be read", remedy=remedy
@@ -223,6 +231,78 @@ class Tokenizer:
     def knows(self, token_id: int) -> bool:
         """Whether the id stands for anything: a model's vocabulary is often padded beyond its tokenizer's."""
         return self._backend.id_to_token(token_id) is not None
+
+
+class NoTokenizer(Tokenizer):
+    """In the place of a tokenizer, for dummy weights without one: prompts are token ids, and answers have no text.
+
+    Args:
+        path: the folder that has none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        nothing = tokenizers.Tokenizer(tokenizers.models.BPE())
+        make: Any = PreTrainedTokenizerFast  # its constructor has no annotations
+        super().__init__(make(tokenizer_object=nothing), str(path))
+        self.longest_token = _ANY_LENGTH  # no text is refused for its length, but each for what it is
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Refuse a text.
+
+        Raises:
+            InputError: always.
+        """
+        del text, add_special_tokens
+        raise self._refusal("prompt", "a text")
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Refuse a conversation.
+
+        Raises:
+            InputError: always.
+        """
+        del messages, tools, add_generation_prompt, continue_final_message, variables
+        raise self._refusal("chat messages", "a conversation")
+
+    def to_json(self) -> str:
+        """Refuse to serve a grammar.
+
+        Raises:
+            InputError: always.
+        """
+        raise self._refusal("grammar", "a grammar")
+
+    def _refusal(self, what: str, got: str) -> InputError:
+        return InputError(
+            what,
+            got=f"{got}, for a model without a tokenizer",
+            expected="a prompt of token ids, and no grammar",
+            remedy=f"With tokenizer.json and tokenizer_config.json in {self._source} text works too.",
+        )
+
+
+def _bare_config(path: Path) -> PreTrainedConfig:
+    """Of config.json what a tokenizer depends on: the type of the model, and a class if it names one.
+
+    The rest is the model's, which refuses by key what it cannot use; transformers would refuse here, and other things.
+    """
+    try:
+        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        values = {}
+    model_type, named = values.get("model_type"), values.get("tokenizer_class")
+    config = AutoConfig.for_model(model_type) if model_type in CONFIG_MAPPING else PreTrainedConfig()
+    if named is not None:
+        config.tokenizer_class = named
+    return config
 
 
 def _refuse_surrogates(text: str) -> None:

@@ -20,6 +20,9 @@ Quantization: TypeAlias = Literal["mxfp8"]
 
 GrammarKind: TypeAlias = Literal["json_schema", "regex", "lark"]
 
+MOST_INTEGER = 2**31 - 1
+"""Largest count of tokens, and largest token id, that a request may name."""
+
 # What a parameter that neither the user nor the checkpoint sets means.
 NEUTRAL_SAMPLING: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -38,19 +41,26 @@ class Grammar:
         kind: the language of `text`.
         text: a JSON schema as JSON, a regular expression, or a grammar in llguidance's variant of Lark.
         begin_after: text after which the grammar begins, such as "</think>"; empty where it begins at once.
+        opened_by: text such as "<think>": an answer that does not begin with it, whitespace aside, waits for no `begin_after`
+            and is held to the grammar from its first token. Empty where every answer waits.
+        name: what errors call it, such as the field that it came in.
     """
 
     kind: GrammarKind
     text: str
     begin_after: str = ""
+    opened_by: str = ""
+    name: str = field(default="grammar", compare=False)
 
     def __post_init__(self) -> None:
         kinds = get_args(GrammarKind)
         if self.kind not in kinds:
             raise InputError("grammar.kind", got=repr(self.kind), expected=f"one of {', '.join(kinds)}")
-        for name in ("text", "begin_after"):
+        for name in ("text", "begin_after", "opened_by", "name"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"grammar.{name}", got=repr(getattr(self, name)), expected="a text")
+        if self.opened_by and not self.begin_after:
+            raise InputError("grammar.opened_by", got=repr(self.opened_by), expected="a begin_after beside it")
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool, *, begin_after: str = "") -> Grammar:
@@ -81,8 +91,13 @@ class Constraint(Protocol):
             token_ids: the answer so far. It may be called from any thread, but not from two at once.
 
         Returns:
-            One bit for each token id, the lowest bit of the first byte for id 0; None where every token may follow.
+            One bit for each token id, the lowest bit of the first byte for id 0; None where every token may follow. Where none
+            may, `failure` says why.
         """
+
+    @property
+    def failure(self) -> str:
+        """Why no token may follow; empty while one may."""
 
 
 class GrammarCompiler(Protocol):
@@ -158,7 +173,7 @@ class SamplingParams:
             if not (value is None and name in _OPTIONAL) and not check(value):
                 raise InputError(name, got=repr(value), expected=expected)
         for token, bias in self.logit_bias.items():
-            if not (_is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100):
+            if not (_is_token(token) and _is_number(bias) and -100 <= bias <= 100):
                 raise InputError("logit_bias", got=f"{token!r}: {bias!r}", expected="token ids with values in [-100, 100]")
         if self.min_tokens > self.max_tokens:
             raise InputError("min_tokens", got=self.min_tokens, expected=f"at most max_tokens, which is {self.max_tokens}")
@@ -181,6 +196,10 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_INTEGER
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -189,23 +208,23 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[Any
     return lambda value: _is_number(value) and (low < value if open_low else low <= value) and value <= high
 
 
-def _integer(low: int, high: int | None = None) -> Callable[[Any], bool]:
-    return lambda value: _is_int(value) and value >= low and (high is None or value <= high)
+def _integer(low: int, high: int = MOST_INTEGER) -> Callable[[Any], bool]:
+    return lambda value: _is_int(value) and low <= value <= high
 
 
 _SAMPLING_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("max_tokens", _integer(1), "a whole number, at least 1"),
+    ("max_tokens", _integer(1), "a whole number, at least 1 and at most 2^31 - 1"),
     ("temperature", _number(0.0, math.inf), "a finite number, at least 0 (0 is greedy)"),
     ("top_p", _number(0.0, 1.0, open_low=True), "a number above 0 and at most 1"),
-    ("top_k", _integer(-1), "a whole number, at least 1, or 0 or -1 for all tokens"),
+    ("top_k", _integer(-1), "a whole number from 1 to 2^31 - 1, or 0 or -1 for all tokens"),
     ("min_p", _number(0.0, 1.0), "a number in [0, 1]"),
     ("repetition_penalty", _number(0.0, math.inf, open_low=True), "a finite number above 0 (1 is none)"),
     ("presence_penalty", _number(-2.0, 2.0), "a number in [-2, 2]"),
     ("frequency_penalty", _number(-2.0, 2.0), "a number in [-2, 2]"),
     ("seed", _integer(0, 2**64 - 1), "a whole number from 0 to 2^64 - 1"),
     ("stop", lambda value: all(isinstance(text, str) and text for text in value), "texts that are not empty"),
-    ("stop_token_ids", lambda value: all(_is_int(token) and token >= 0 for token in value), "token ids"),
-    ("min_tokens", _integer(0), "a whole number, at least 0"),
+    ("stop_token_ids", lambda value: all(map(_is_token, value)), "token ids"),
+    ("min_tokens", _integer(0), "a whole number from 0 to 2^31 - 1"),
     ("ignore_eos", lambda value: isinstance(value, bool), "true or false"),
     ("n", _integer(1, 128), "a whole number from 1 to 128"),
     ("logprobs", _integer(0, 20), "a whole number from 0 to 20"),
@@ -387,6 +406,7 @@ class TokenEvent:
         num_cached_tokens: prompt tokens that the prefix cache supplied.
         finish_reason: why the request ended; None while it goes on.
         stop_token_id: the token that ended it, where one did.
+        failure: why it ended with "abort" though nobody asked for that: its grammar came to where no token leads on.
     """
 
     request_id: str
@@ -396,3 +416,4 @@ class TokenEvent:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    failure: str = ""

@@ -18,10 +18,12 @@ INTRODUCTION = """\
 
 `python scripts/models_doc.py` writes this page from `eightfold/models/registry.py`; a test compares the two.
 
-A checkpoint is a folder of safetensors in bf16, fp16 or fp32 with a `config.json`. Its `model_type` decides how it is read.
+A checkpoint is a folder of safetensors with a `config.json`: in bf16, fp16 or fp32, or quantized already in one of the forms of
+[checkpoints.md](checkpoints.md). Its `model_type` decides how it is read.
 Defaults of keys that are left out are those of transformers' configuration class. What would change the numbers and is not
 computed here is refused at load by the name of its key, before a weight is read; so is a tensor that is missing, of another
-shape than the configuration says, or not expected at all.
+shape than the configuration says, or not expected at all. Where two keys say the same thing in different spellings, they must
+agree.
 
 Experts whose up projections have more rows than their down projections have columns come from an exporter that pads; they are
 cut to the columns, with one line that says so. Fewer rows are an error.

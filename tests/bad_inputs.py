@@ -189,13 +189,13 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     ),
     BadInput(
         "backend-unknown",
-        ("backend warp", "auto"),
+        ("warp", "no backend", "auto"),
         options={"quantization": "mxfp8", "fp8_gemm_backend": "warp"},
         arguments=_generate("--quantization", "mxfp8", "--fp8-gemm-backend", "warp"),
     ),
     BadInput(
         "backend-not-built",
-        ("backend deep_gemm", "does not have"),
+        ("deep_gemm", "does not have"),
         options={"quantization": "mxfp8", "fp8_gemm_backend": "deep_gemm"},
         arguments=_generate("--quantization", "mxfp8", "--fp8-gemm-backend", "deep_gemm"),
     ),

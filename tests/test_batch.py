@@ -64,7 +64,7 @@ def test_both_endpoints_are_answered() -> None:
         (line("a", CHAT, messages=MESSAGES, stream=True), 400, "stream", "a batch has whole answers"),
         (line("a", prompt="a" * 100), 400, "prompt", "got 101 tokens"),
         (line("a", prompt="a", model="other"), 404, "model", "expected tiny"),
-        (json.dumps({"custom_id": "a", "method": "POST", "url": CHAT}), 400, "body", "got None"),
+        (json.dumps({"custom_id": "a", "method": "POST", "url": CHAT}), 400, "body", "got nothing"),
         (json.dumps({"custom_id": "a", "priority": 1}), 400, "priority", "unknown"),
     ],
 )

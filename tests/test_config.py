@@ -129,7 +129,7 @@ def test_everything_is_decided_and_says_where_it_came_from() -> None:
         "hardware",
         "default",
     )
-    assert config.chunked_prefill_size == DEFAULT_CHUNKED_PREFILL_SIZE
+    assert config.chunked_prefill_size == DEFAULT_CHUNKED_PREFILL_SIZE[config.device]
     table = config.table().splitlines()
     assert len(table) == len(names)
     assert any(line.startswith("seed") and line.endswith("user") for line in table)
@@ -192,7 +192,7 @@ def test_a_hybrid_divides_its_memory_between_states_and_keys_and_values() -> Non
         ({"max_mamba_cache_size": 499, "max_running_requests": 2}, 2, 499, 96),
         ({"max_running_requests": 300}, 300, 300, 20_000),
         ({"max_running_requests": 499}, 499, 499, 96),
-        ({"max_running_requests": 3}, 3, 9, 3 * 1_000 // 16 * 16),
+        ({"max_running_requests": 3}, 3, 3 * (2 + 2), 3 * 1_000 // 16 * 16),
         ({"max_running_requests": 3, "chunked_prefill_size": 300}, 3, 3 * (2 + 4), 3 * 1_000 // 16 * 16),
         ({"max_running_requests": 45, "mamba_full_memory_ratio": 0.1}, 45, 45, 45_000 // 16 * 16),
         ({"disable_prefix_cache": True}, 236, 236, 26_400),

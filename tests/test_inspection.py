@@ -17,7 +17,7 @@ from eightfold.kernels.selection import Kernels
 from eightfold.models.loader import load, open_checkpoint, plan, read_model
 from eightfold.quant.mxfp8 import fold, quantize, sqnr_db
 from eightfold.quant.policy import Policy
-from tests.models.checkpoints import case, save_checkpoint
+from tests.models.checkpoints import case, save_checkpoint, save_config
 
 
 def inspect(folder: Path, **values: Any) -> Inspection:
@@ -70,7 +70,7 @@ def test_nan_in_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded_cannot_be_inspected(tmp_path: Path) -> None:
     folder = save_checkpoint(case("llama-gqa"), tmp_path)
-    with pytest.raises(InputError, match="backend warp"):
+    with pytest.raises(InputError, match="warp, which is no backend"):
         inspect(folder, fp8_gemm_backend="warp")
     with pytest.raises(InputError, match="no_such"):
         inspect(folder, quantization_ignored_layers=("no_such",))
@@ -109,3 +109,12 @@ def test_the_low_latency_product_is_shown(tmp_path: Path) -> None:
     folder = save_checkpoint(case("nemotron-latent"), tmp_path)
     uses = [use for use in inspect(folder).backends() if use.operation.startswith("low latency")]
     assert sum(use.count for use in uses) == 4  # two on the way in and out of each of two layers
+
+
+def test_a_configuration_alone_is_inspected_with_dummy_weights(tmp_path: Path) -> None:
+    folder = save_config(case("nemotron-latent"), tmp_path)
+    inspection = Inspection(EngineConfig(model=str(folder), quantization="mxfp8", load_format="dummy"))
+    tensors = list(inspection.tensors())
+    assert [tensor.name for tensor in tensors] == list(inspection.names)
+    noise = [tensor.sqnr_db for tensor in tensors if tensor.sqnr_db is not None]
+    assert 30 < min(noise) <= max(noise) < 33  # what Gaussian values lose

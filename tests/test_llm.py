@@ -9,7 +9,7 @@ import pytest
 
 from eightfold.errors import InputError
 from eightfold.llm import LLM
-from eightfold.types import SamplingParams, Sequence
+from eightfold.types import Grammar, SamplingParams, Sequence
 from tests.bad_inputs import BAD_INPUTS, CONTEXT_LENGTH, BadInput, damaged
 from tests.pretended import PretendedRunner, check_idle, counting, make_llm, saying
 from tests.tiny_tokenizer import BOS_ID, EOS_ID, save_text_checkpoint
@@ -265,3 +265,25 @@ def test_a_fault_of_the_configuration_is_not_taken_for_one_of_the_tokenizer(tmp_
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(InputError, match=message):
         LLM(tmp_path)
+
+
+def test_dummy_weights_of_a_configuration_alone_answer_token_ids(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    llm = LLM(tmp_path, quantization="mxfp8", load_format="dummy", max_total_tokens=1024)
+    (output,) = llm.generate([5, 6, 7], GREEDY)
+    assert (len(output.token_ids), output.text) == (12, "") or output.finish_reason == "stop"
+    for prompt in ("hello", [{"role": "user", "content": "hello"}]):
+        with pytest.raises(InputError, match="for a model without a tokenizer"):
+            llm.generate(prompt)
+    with pytest.raises(InputError, match="for a model without a tokenizer"):
+        llm.generate([5, 6], SamplingParams(grammar=Grammar.regex("a+")))
+    check_idle(llm)
+    assert llm.generate([5, 6, 7], GREEDY)[0].token_ids == output.token_ids
+
+
+def test_dummy_weights_beside_a_tokenizer_answer_in_text(checkpoint: Path) -> None:
+    llm = LLM(checkpoint, load_format="dummy", max_total_tokens=1024)
+    assert llm.generate("hello", SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True))[0].text
+    llm.update_weights(checkpoint)
+    real = LLM(checkpoint, max_total_tokens=1024)
+    assert llm.generate("hello", GREEDY)[0].token_ids == real.generate("hello", GREEDY)[0].token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ def test_a_prompt_is_not_cut_where_the_file_says_so() -> None:
     backend = tiny_tokenizer.byte_level()
     backend.enable_truncation(max_length=3)
     assert len(tiny_tokenizer.make(backend).encode("abcdefgh")) == 9
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 6, "eos_token_id": "x"},
+        {"model_type": "nemotron_h", "layers_block_type": "ME*-", "time_step_min": 5},
+        {"model_type": "no-such-type"},
+        {},
+        None,
+    ],
+)
+def test_what_is_wrong_with_a_configuration_is_not_the_tokenizers_affair(config: dict[str, Any] | None, tmp_path: Path) -> None:
+    tiny_tokenizer.in_transformers(tiny_tokenizer.byte_level()).save_pretrained(tmp_path)
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Tokenizer.load(tmp_path).encode("hello") == BYTES.encode("hello")
 
 
 def test_a_chat_is_encoded_as_transformers_does_it_with_one_bos() -> None:
@@ -141,3 +159,21 @@ def test_special_tokens_are_found_by_their_text() -> None:
     assert BYTES.special_tokens[BOS] == BOS_ID
     assert BYTES.special_ids_in([f"a{BOS}", "x"]) == {BOS_ID}
     assert BYTES.special_ids_in([]) == frozenset()
+
+
+def test_without_a_tokenizer_token_ids_are_all_there_is(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="a folder without a tokenizer"):
+        Tokenizer.load(tmp_path)
+    nothing = Tokenizer.load(tmp_path, required=False)
+    assert (nothing.size, nothing.special_ids, nothing.template, nothing.decode([5, 6])) == (0, frozenset(), "", "")
+    assert nothing.token_bytes(5) == b""
+    assert not nothing.has_chat_template
+    remedy = "With tokenizer.json and tokenizer_config.json in .* text works too"
+    with pytest.raises(
+        InputError, match=f"prompt: got a text, for a model without a tokenizer; expected .*token ids.*{remedy}"
+    ):
+        nothing.encode("hello")
+    with pytest.raises(InputError, match="chat messages: got a conversation"):
+        nothing.encode_chat([{"role": "user", "content": "hello"}])
+    with pytest.raises(InputError, match="grammar: got a grammar"):
+        nothing.to_json()

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows, result = [], {}
     for name, step_ms in (("as fast as it goes", 0.0), ("a step each 3 ms", KEEP_UP_MS), ("a step each 20 ms", AGE_MS)):
+        print(f"engine: {name}", file=sys.stderr, flush=True)
         with null_server(options.model, step_ms) as address:
             workload = Workload(address, max_concurrency=options.streams, num_warmups=options.streams)
             # Answers of unlike lengths, so that requests do not all begin at once.

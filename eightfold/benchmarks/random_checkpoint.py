@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eightfold.hub.shapes import SHAPES, shape_names
 from eightfold.layers.weight import Part
 from eightfold.models.loader import read_model
 
-CONFIGS = Path(__file__).parent / "configs"
 _SHARD_BYTES = 1 << 30
 
 
@@ -25,9 +25,9 @@ def read_config(name: str, num_layers: int | None = None) -> dict[str, Any]:
     Raises:
         SystemExit: no such shape and no such file.
     """
-    file = CONFIGS / f"{name}.json" if (CONFIGS / f"{name}.json").is_file() else Path(name)
+    file = SHAPES / f"{name}.json" if name in shape_names() else Path(name)
     if not file.is_file():
-        known = ", ".join(sorted(item.stem for item in CONFIGS.glob("*.json")))
+        known = ", ".join(shape_names())
         raise SystemExit(f"--config: got {name}; expected a config.json, or one of: {known}")
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if num_layers is not None:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from eightfold._version import __version__
-from eightfold.cli import bench, chat, demo, diff, doctor, evaluate, generate, inspect, quantize, serve
+from eightfold.cli import bench, bench_offline, chat, demo, diff, doctor, evaluate, generate, inspect, quantize, serve
 from eightfold.cli.output import admit_any_text, complain, write
 from eightfold.cli.sglang import REFUSED_FLAGS
 from eightfold.config import refuse_unknown
@@ -53,6 +53,8 @@ benchmarks = typer.Typer(
     name="bench", cls=Commands, callback=bench.overview, invoke_without_command=True, rich_markup_mode=None
 )
 benchmarks.command()(bench.serve)
+benchmarks.command()(bench_offline.latency)
+benchmarks.command()(bench_offline.throughput)
 app.add_typer(benchmarks)
 
 

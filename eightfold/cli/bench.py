@@ -1,4 +1,4 @@
-"""`eightfold bench`: measurements of a server that runs."""
+"""`eightfold bench`, and `eightfold bench serve`: measurements of a server that runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ INTERRUPTED = 130
 
 
 def overview(context: typer.Context) -> None:
-    """Measure a server that runs."""
+    """Measure an engine by itself, or a server that runs."""
     if context.invoked_subcommand is None:
         write(context.get_help())
 
 
 def serve(
-    base_url: Annotated[str, typer.Option(help="Address of the API, with or without /v1.")] = "http://127.0.0.1:30000",
+    base_url: Annotated[
+        str, typer.Option(help="Address of the API, with or without /v1. [default: of --host and --port]", show_default=False)
+    ] = "",
+    host: Annotated[str, typer.Option(help="The server's host, where no --base-url says.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port, where no --base-url says.")] = 30000,
     model: Annotated[str, typer.Option(help="The model's name there. [default: the first that it lists]")] = "",
     api_key: Annotated[str, typer.Option(help="Sent as Authorization: Bearer.")] = "",
     backend: Annotated[str, typer.Option(help="openai-chat or openai-completions.")] = "openai-chat",
@@ -65,6 +69,7 @@ def serve(
 
     if limits and not goodput:
         raise InputError(limits[0], got="a word without a flag", expected="flags alone, or limits after --goodput")
+    base_url = _address(base_url, host, port)
     workload = load.Workload(
         base_url=base_url,
         model=model,
@@ -101,6 +106,14 @@ def serve(
     write(json.dumps(result))
     if run.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _address(base_url: str, host: str, port: int) -> str:
+    """Where the server is, from the three flags that may say it."""
+    default_host, default_port = "127.0.0.1", 30000
+    if base_url and (host, port) != (default_host, default_port):
+        raise InputError("--base-url", got=f"{base_url}, and --host or --port beside it", expected="one of the two")
+    return base_url or f"http://[{host}]:{port}" if ":" in host else base_url or f"http://{host}:{port}"
 
 
 def _object(text: str) -> dict[str, Any]:

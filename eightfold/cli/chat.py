@@ -36,7 +36,8 @@ def chat(
     verbose: Verbose = False,
 ) -> None:
     """Talk to a model. /help lists what else can be typed."""
-    identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
+    # A wrong name is refused before anything heavy is imported.
+    identify(given.config.model, given.config.revision, needs_weights=given.config.needs_weights)
     llm = load_llm(given, verbose)
     if not llm.tokenizer.has_chat_template:
         llm.tokenizer.render_chat([])  # says why it cannot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -76,18 +77,25 @@ def _backends(hardware: Any) -> list[dict[str, Any]]:
     import torch
 
     from eightfold.config import default_dtype
-    from eightfold.kernels.operations import AttentionSpec, LinearSpec
-    from eightfold.kernels.selection import ATTENTION, FUSED, LINEAR
+    from eightfold.kernels.operations import AttentionSpec, LinearSpec, MambaSpec, MoeSpec
+    from eightfold.kernels.selection import ATTENTION, FUSED, LINEAR, LOW_LATENCY, MAMBA, MOE
 
     kind = hardware.device.type
     dtype = getattr(torch, default_dtype(kind)[0])
     quantized = LinearSpec("a layer", 4096, 4096, "mxfp8", dtype)
     kept = LinearSpec("a layer", 4096, 4096, "bfloat16", dtype)
     attention = AttentionSpec(32, 8, 128, 128**-0.5, None, dtype)
+    gated = MoeSpec("experts", 128, 8, 2048, 768, True, "silu", "mxfp8", dtype)
+    plain = MoeSpec("experts", 128, 6, 2688, 1856, False, "relu2", "mxfp8", dtype)
+    mamba = MambaSpec("a layer", 64, 64, 128, 8, 4, (0.0, math.inf), dtype, torch.float32)
     questions: tuple[tuple[str, Any, Any], ...] = (
         ("linear mxfp8", LINEAR, quantized),
         ("linear bfloat16", LINEAR, kept),
+        ("gated experts mxfp8", MOE, gated),
+        ("experts mxfp8", MOE, plain),
+        ("low latency mxfp8", LOW_LATENCY, quantized),
         ("attention", ATTENTION, attention),
+        ("mamba2", MAMBA, mamba),
         ("fused", FUSED, dtype),
     )
     return [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eightfold.cli.flags import Given, takes_flags
+from eightfold.cli.loading import config_to_measure
 from eightfold.cli.output import megabytes, progress_bars, table, write
 from eightfold.errors import InputError
 from eightfold.hub.names import identify
@@ -81,13 +82,15 @@ def evaluate(
     from eightfold.benchmarks.perplexity import windows_of
     from eightfold.benchmarks.plot import require_matplotlib
     from eightfold.budget import choose
+    from eightfold.hub.resolve import resolve_model
     from eightfold.quality import Pair
     from eightfold.text import Tokenizer
 
     if plot is not None:
         require_matplotlib()
     with progress_bars() as report:
-        pair = Pair(given.config, against, report=report)
+        path = resolve_model(given.config.model, revision=given.config.revision, report=report)
+        pair = Pair(config_to_measure(given, path), against, report=report)
         if length > pair.context_length:
             raise InputError("--length", got=length, expected=f"at most {pair.context_length}, the context of the model")
         count = windows + (calibration_windows if limit is not None else 0)

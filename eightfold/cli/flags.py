@@ -36,12 +36,14 @@ class Given:
         params: how to sample.
         config: the same options as a checked configuration.
         server: what it said about the server.
+        named: the fields of `EngineConfig` whose flags were given, as against a default of the command's own.
     """
 
     options: Mapping[str, Any]
     params: SamplingParams
     config: EngineConfig
     server: ServerConfig = field(default_factory=ServerConfig)
+    named: frozenset[str] = frozenset()
 
 
 def takes_flags(
@@ -73,12 +75,13 @@ def takes_flags(
         def command(**values: Any) -> None:
             prompts = values.get("prompts")
             model = _model(values.pop("model"), values.pop("model_path"), prompts)
+            named = frozenset(item.name for item in engine_fields if values[item.name] not in (None, []))
             options = {"model": model} | _take(engine_fields, values, own_defaults)
             params = SamplingParams(**_take(sampling_fields, values, own_defaults))
             said: dict[str, Any] = _take(server_fields, values, own_defaults)
             lists: dict[str, Any] = {name: tuple(value) for name, value in said.items() if isinstance(value, list)}
             served = ServerConfig(**(said | lists))
-            function(Given(options, params, EngineConfig(**options), served), **values)
+            function(Given(options, params, EngineConfig(**options), served, named), **values)
 
         generated = [
             *(_parameter(item, EngineConfig, item.metadata["help"], own_defaults, "Engine") for item in engine_fields),

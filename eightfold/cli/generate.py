@@ -45,7 +45,8 @@ def generate(
     texts = [*(prompts or []), *(_lines(input_file) if input_file is not None else [])]
     if not texts:
         raise InputError("prompt", got="none", expected="a PROMPT, or --input FILE with one a line")
-    identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
+    # A wrong name is refused before anything heavy is imported.
+    identify(given.config.model, given.config.revision, needs_weights=given.config.needs_weights)
     llm = load_llm(given, verbose)
     if len(texts) == 1 and given.params.n == 1 and not as_json:
         for event in llm.stream(texts[0], given.params):
@@ -69,7 +70,7 @@ def _batch(given: Given, lines: Sequence[str], others: Sequence[str], verbose: b
     if given.params != SamplingParams():
         raise InputError("--input", got="a batch, and sampling flags", expected="sampling parameters in the batch's bodies")
     require_libraries()
-    identify(given.config.model, given.config.revision)
+    identify(given.config.model, given.config.revision, needs_weights=given.config.needs_weights)
     from eightfold.batch import run_batch
 
     llm = load_llm(given, verbose)

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eightfold.cli.flags import Given, takes_flags
+from eightfold.cli.loading import config_to_measure
 from eightfold.cli.output import line, megabytes, progress_bars, write
+from eightfold.errors import CheckpointError
 from eightfold.hub.names import identify
 
 if TYPE_CHECKING:
     from eightfold.inspection import BackendUse, LayerInspection, TensorInspection
+    from eightfold.serialization import SerializedReport
 
 _FLAGS = (
     "revision",
@@ -39,12 +42,32 @@ _WIDTHS = (0, 14, 12, 12, 7, 10, 10, 0)
 
 @takes_flags(engine=_FLAGS, sampling=False, defaults={"quantization": "mxfp8"})
 def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Show what becomes of each tensor and expert: decision, bytes, noise, backend. The worst and totals come last."""
-    identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
-    from eightfold.inspection import Inspection, by_layer, worst_tensors
+    """Show what becomes of each tensor and expert: decision, bytes, noise, backend. The worst and totals come last.
+
+    A checkpoint that is quantized already is shown as it is: dialect, coverage, scale rule, and all that contradicts its
+    configuration.
+    """
+    # A wrong name is refused before anything heavy is imported.
+    identify(given.config.model, given.config.revision, needs_weights=given.config.needs_weights)
+    from eightfold.hub.resolve import resolve_model
+    from eightfold.inspection import Inspection, by_layer, found_rule, worst_tensors
+    from eightfold.serialization import report_serialized
 
     with progress_bars() as report:
-        inspection = Inspection(given.config, report=report)
+        path = resolve_model(
+            given.config.model, revision=given.config.revision, report=report, needs_weights=given.config.needs_weights
+        )
+    serialized = report_serialized(path) if given.config.needs_weights else None
+    if serialized is not None and not as_json:
+        _write_serialized(serialized)
+    if serialized is not None and serialized.disagreements:
+        if as_json:
+            write(json.dumps({"model": given.config.model, "serialized": asdict(serialized)}))
+        count = len(serialized.disagreements)
+        raise CheckpointError(
+            str(path), got=f"{count} {_plural('disagreement', count)}", expected=f"what {serialized.source} says"
+        )
+    inspection = Inspection(config_to_measure(given, path))
     widths = (max(len(name) for name in ("tensor", *inspection.names)), *_WIDTHS[1:])
     right = range(2, 6)
     if not as_json:
@@ -65,6 +88,8 @@ def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="
             "backends": [backend_record(use) for use in inspection.backends()],
             "totals": totals,
         }
+        if serialized is not None:
+            record["serialized"] = asdict(serialized) | {"rule": found_rule(tensors)}
         write(json.dumps(record))
         return
     _write_worst(worst_tensors(tensors, _WORST), by_layer(tensors)[:_WORST], widths)
@@ -74,6 +99,8 @@ def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="
         f"\n{totals['quantized']} tensors quantized, {totals['kept']} kept; "
         f"{megabytes(totals['bytes_before'])} become {megabytes(totals['bytes_after'])}"
     )
+    if serialized is not None:
+        write(f"scale rule, as the blocks show it: {found_rule(tensors)}")
     if totals["sqnr_db_mean"] is not None:
         write(
             f"SQNR {totals['sqnr_db_mean']:.2f} dB on average, {totals['sqnr_db_min']:.2f} at worst; "
@@ -81,6 +108,25 @@ def inspect(given: Given, as_json: Annotated[bool, typer.Option("--json", help="
         )
     for use in inspection.backends():
         write(describe(use))
+
+
+def _write_serialized(report: SerializedReport) -> None:
+    """What is in the files, and what contradicts the configuration."""
+    write(f"dialect {report.dialect}, by {report.source}")
+    forms = ", ".join(f"{count} {form}" for form, count in report.tensors.items())
+    write(f"weights of layers: {forms}; {report.covered:.1%} of their elements are quantized")
+    for pattern, count in report.excluded.items():
+        what = f"{count} {_plural('tensor', count)}" if count else "nothing that is there and not excluded before"
+        write(f"excluded by {pattern}: {what}")
+    if report.kv_cache is not None:
+        write(f"calibrated for keys and values in {report.kv_cache}, which have the activations' type here")
+    for fault in report.disagreements:
+        write(f"disagrees: {fault}")
+    write("")
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
 
 
 def _write_worst(tensors: Sequence[TensorInspection], layers: Sequence[LayerInspection], widths: Sequence[int]) -> None:

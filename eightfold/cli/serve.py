@@ -19,7 +19,8 @@ _ENGINES = {"auto": "eightfold.server.real_engine", "null": "eightfold.server.nu
 def serve(given: Given) -> None:
     """Serve a model over HTTP, with OpenAI's API. Ctrl-C or SIGTERM lets running requests end, a second one does not."""
     require_libraries()
-    identify(given.config.model, given.config.revision)  # a wrong name is refused before anything heavy is imported
+    # A wrong name is refused before anything heavy is imported.
+    identify(given.config.model, given.config.revision, needs_weights=given.config.needs_weights)
     from eightfold.server.process import EngineProcess, listen
 
     # Clients can connect and the engine's process begins to import while this one does.

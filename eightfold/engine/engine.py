@@ -151,7 +151,8 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Compute one batch, and tell what came of it."""
         batch = self.scheduler.schedule()
-        result = self.runner.run(batch)
+        with self.scheduler.counters.steps.measure(batch):
+            result = self.runner.run(batch)
         return self.scheduler.postprocess(batch, result)
 
 

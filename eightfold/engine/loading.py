@@ -24,7 +24,8 @@ from eightfold.kernels.selection import Kernels
 from eightfold.layers.caches import CacheLayout
 from eightfold.models.causal_lm import Arch, CausalLM
 from eightfold.models.checkpoint import Checkpoint, GenerationConfig, read_generation_config
-from eightfold.models.loader import LoadReport, load, open_checkpoint, plan, read_model
+from eightfold.models.dummy import DummyCheckpoint, load_dummy
+from eightfold.models.loader import LoadPlan, LoadReport, check_effect, load, open_checkpoint, plan, read_model
 from eightfold.quant.mxfp8 import ScaleRule
 from eightfold.quant.policy import Policy
 from eightfold.types import Progress
@@ -52,7 +53,7 @@ class LoadedModel:
             InputError: a value, a checkpoint or a backend that cannot be used; all but damaged weights are found before any
                 weight is read.
         """
-        self.path = resolve_model(config.model, revision=config.revision, report=report)
+        self.path = resolve_model(config.model, revision=config.revision, report=report, needs_weights=config.needs_weights)
         self.model: CausalLM = read_model(self.path)
         arch, layout = self.model.arch, self.model.arch.layout
         self.generation: GenerationConfig = read_generation_config(self.path)
@@ -72,8 +73,11 @@ class LoadedModel:
             config.quantization, config.quantization_ignored_layers, config.quantize_lm_head, config.requantize
         )
         self._rule = ScaleRule(config.scale_rule)
-        checkpoint = open_checkpoint(self.path)
+        # None: the weights come from files, as they do after an update of dummy ones.
+        self._dummy_seed = None if config.needs_weights else config.seed or 0
+        checkpoint = self._open()
         load_plan = plan(self.model, checkpoint, self._policy, self.kernels)
+        check_effect(load_plan, self.kernels, self._rule)
         facts = ModelFacts(
             arch.context_length,
             load_plan.weight_bytes,
@@ -83,7 +87,7 @@ class LoadedModel:
             _stored_as(checkpoint),
         )
         self.config: ResolvedConfig = resolve(config, facts, HardwareFacts(device, hardware.name, hardware.memory_bytes))
-        self.report: LoadReport = load(self.model, checkpoint, load_plan, self.kernels, rule=self._rule, report=report)
+        self.report: LoadReport = self._load(checkpoint, load_plan, report)
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +95,7 @@ class LoadedModel:
         return self.model.arch.vocab_size
 
     def update(self, model: str, *, revision: str | None = None, report: Progress | None = None) -> None:
-        """Put the weights of another checkpoint of the same shapes in the place of these.
+        """Put the weights of another checkpoint of the same shapes in the place of these, which may be dummy ones.
 
         Everything that can be known from configuration and headers is checked before the first weight is touched. Where a file
         turns out to be damaged after that, the weights that ran before are loaded again.
@@ -105,21 +109,32 @@ class LoadedModel:
         generation = read_generation_config(path)
         checkpoint = open_checkpoint(path)
         load_plan = plan(self.model, checkpoint, self._policy, self.kernels)
+        check_effect(load_plan, self.kernels, self._rule)
         try:
-            self.report = load(self.model, checkpoint, load_plan, self.kernels, rule=self._rule, report=report)
+            self.report = self._load(checkpoint, load_plan, report)
         except InputError:
             self._restore()
             raise
-        self.path, self.generation = path, generation
+        self.path, self.generation, self._dummy_seed = path, generation, None
 
     def _restore(self) -> None:
         """Load the weights that ran before."""
         try:
-            checkpoint = open_checkpoint(self.path)
-            load_plan = plan(self.model, checkpoint, self._policy, self.kernels)
-            self.report = load(self.model, checkpoint, load_plan, self.kernels, rule=self._rule)
+            checkpoint = self._open()
+            self.report = self._load(checkpoint, plan(self.model, checkpoint, self._policy, self.kernels))
         except InputError as error:
             raise RuntimeError(f"the weights in {self.path} cannot be loaded again, and the model has none: {error}") from error
+
+    def _open(self) -> Checkpoint:
+        """The weights in `path`, or those that the configuration there is given."""
+        if self._dummy_seed is None:
+            return open_checkpoint(self.path)
+        return DummyCheckpoint(self.path, seed=self._dummy_seed, device=self.kernels.hardware.device)
+
+    def _load(self, checkpoint: Checkpoint, load_plan: LoadPlan, report: Progress | None = None) -> LoadReport:
+        if isinstance(checkpoint, DummyCheckpoint):
+            return load_dummy(self.model, checkpoint, load_plan, self.kernels, rule=self._rule, report=report)
+        return load(self.model, checkpoint, load_plan, self.kernels, rule=self._rule, report=report)
 
 
 def check_configuration(path: Path) -> None:

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from eightfold.cache.manager import CacheManager
+from eightfold.engine.metrics import StepTimes
 from eightfold.errors import InputError
 from eightfold.types import (
     Batch,
@@ -43,6 +44,7 @@ class Counters:
         prefix_tokens_lost: those of them whose keys and values were in the cache, and no recurrent state with them.
         preemptions: how often a sequence gave its blocks back.
         finished: requests by the reason of their end.
+        steps: times of steps, by what they computed.
     """
 
     prompt_tokens: int = 0
@@ -52,6 +54,7 @@ class Counters:
     prefix_tokens_lost: int = 0
     preemptions: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
+    steps: StepTimes = field(default_factory=StepTimes)
 
 
 class Scheduler:
@@ -158,7 +161,8 @@ class Scheduler:
             if token_id is not None:
                 events.append(self._append(sequence, token_id, logprobs))
             elif chunk.samples:  # its grammar came to where no token leads on
-                events.append(self._abort(sequence))
+                failure = sequence.constraint.failure if sequence.constraint is not None else ""
+                events.append(self._abort(sequence, failure or "a grammar that leaves no token to choose"))
         return events
 
     def check_integrity(self) -> None:
@@ -272,10 +276,15 @@ class Scheduler:
             return "length"
         return None
 
-    def _abort(self, sequence: Sequence) -> TokenEvent:
+    def _abort(self, sequence: Sequence, failure: str = "") -> TokenEvent:
         self._end(sequence, "abort")
-        request_id = sequence.request.request_id
-        return TokenEvent(request_id, None, num_cached_tokens=sequence.num_cached_tokens, finish_reason="abort")
+        return TokenEvent(
+            sequence.request.request_id,
+            None,
+            num_cached_tokens=sequence.num_cached_tokens,
+            finish_reason="abort",
+            failure=failure,
+        )
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:

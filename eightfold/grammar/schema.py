@@ -76,6 +76,7 @@ _IN_ONE = ("items", "additionalProperties")
 _IN_LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
 _IN_MAP = ("properties", "patternProperties", "$defs", "definitions")
 _MOST_LEVELS = 64
+_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
 def check_schema(schema: object, path: str = "json_schema") -> None:
@@ -91,13 +92,42 @@ def check_schema(schema: object, path: str = "json_schema") -> None:
     _check(schema, path, _MOST_LEVELS)
 
 
-def _check(schema: object, path: str, levels: int) -> None:
-    if isinstance(schema, bool):
-        return
+def check_shape(schema: object, path: str = "json_schema", *, levels: int = _MOST_LEVELS) -> None:
+    """Refuse what is no JSON schema at all. Keywords that would not be enforced pass, and so do those that nobody knows.
+
+    Args:
+        schema: the schema, decoded.
+        path: how errors name it.
+        levels: of schemas within schemas that are left.
+
+    Raises:
+        InputError: `what` is the path of what is no schema, or of a type that there is not.
+    """
+    _check_level(schema, path, levels)
     if not isinstance(schema, Mapping):
+        return
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in _TYPES:
+            raise InputError(f"{path}.type", got=_shown(kind), expected=f"one of {', '.join(_TYPES)}, or a list of these")
+    for part, part_path in _subschemas(schema, path):
+        if not (isinstance(part, list) and part_path.endswith(".items")):  # older drafts have a list there
+            check_shape(part, part_path, levels=levels - 1)
+
+
+def _check_level(schema: object, path: str, levels: int) -> None:
+    if not isinstance(schema, Mapping | bool):
         raise InputError(path, got=_shown(schema), expected="a JSON schema: an object, true or false")
     if levels == 0:
-        raise InputError(path, got=f"more than {_MOST_LEVELS} levels of schemas", expected="fewer")
+        raise InputError(
+            path, got=f"a schema within {_MOST_LEVELS} others", expected=f"at most {_MOST_LEVELS} levels of schemas"
+        )
+
+
+def _check(schema: object, path: str, levels: int) -> None:
+    _check_level(schema, path, levels)
+    if not isinstance(schema, Mapping):
+        return
     for keyword in schema:
         if keyword not in ENFORCED and keyword not in ANNOTATIONS and not _is_extension(keyword):
             raise _unsupported(keyword, path)

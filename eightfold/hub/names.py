@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from eightfold.errors import CheckpointError
 from eightfold.hub.aliases import ALIASES, PackagedModel
+from eightfold.hub.shapes import shape_names
 
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 EXPECTED = f"a folder, a hub id such as owner/name, or an alias: {', '.join(ALIASES)}"
@@ -24,19 +25,28 @@ class HubId:
     revision: str | None
 
 
-Source: TypeAlias = Path | PackagedModel | HubId
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A configuration that comes along, without weights."""
+
+    name: str
 
 
-def identify(name: str, revision: str | None = None) -> Source:
+Source: TypeAlias = Path | PackagedModel | HubId | Shape
+
+
+def identify(name: str, revision: str | None = None, *, needs_weights: bool = True) -> Source:
     """A folder with weights, a model that comes in a package, or a hub id.
 
     Args:
-        name: a folder, a key of `ALIASES`, or `owner/name`.
+        name: a folder, a key of `ALIASES`, or `owner/name`; without the need of weights also a name of `shape_names`.
         revision: branch, tag or commit of a hub id.
+        needs_weights: False where a configuration alone will do.
 
     Raises:
         CheckpointError: it is none of these, a folder without safetensors, or a revision of what has none.
     """
+    shapes = shape_names()
     path = Path(name).expanduser()
     is_hub_id = not path.exists() and name not in ALIASES and _HUB_ID.fullmatch(name) is not None
     if revision is not None and not is_hub_id:
@@ -44,14 +54,31 @@ def identify(name: str, revision: str | None = None) -> Source:
     if path.is_file():
         raise CheckpointError("model", got=f"the file {name}", expected="a folder with safetensors weights and config.json")
     if path.is_dir():
-        return with_weights(path)
+        return with_weights(path) if needs_weights else with_config(path)
     if name in ALIASES:
         return ALIASES[name]
+    if name in shapes and not needs_weights:
+        return Shape(name)
+    if name in shapes:
+        remedy = "--load-format dummy makes random weights of it."
+        raise CheckpointError("model", got=f"{name}, a configuration without weights", expected=EXPECTED, remedy=remedy)
     if is_hub_id:
         return HubId(name, revision)
-    near = get_close_matches(name, ALIASES, n=1)
+    near = get_close_matches(name, [*ALIASES, *(() if needs_weights else shapes)], n=1)
     remedy = f"Did you mean {near[0]}?" if near else ""
-    raise CheckpointError("model", got=f"{name!r}, where there is no folder", expected=EXPECTED, remedy=remedy)
+    expected = EXPECTED if needs_weights else f"{EXPECTED}, or a configuration that comes along: {', '.join(shapes)}"
+    raise CheckpointError("model", got=f"{name!r}, where there is no folder", expected=expected, remedy=remedy)
+
+
+def with_config(folder: Path) -> Path:
+    """The folder, which holds a config.json.
+
+    Raises:
+        CheckpointError: it holds none.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    raise CheckpointError("model", got=f"{folder}, which holds no config.json", expected="a folder with config.json")
 
 
 def with_weights(folder: Path) -> Path:

@@ -17,39 +17,46 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from eightfold.errors import CheckpointError
 from eightfold.hub.aliases import PackagedModel
-from eightfold.hub.names import EXPECTED, HubId, identify, with_weights
+from eightfold.hub.names import EXPECTED, HubId, Shape, identify, with_config, with_weights
 from eightfold.hub.packaged import packaged_folder
+from eightfold.hub.shapes import shape_folder
 from eightfold.types import Progress
 
 # Weights, configuration, tokenizer and chat template; no code and no other weight formats.
-HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model")
+HUB_WEIGHTS = ("*.safetensors",)
+HUB_PATTERNS = (*HUB_WEIGHTS, "*.json", "*.jinja", "tokenizer*", "*.model")
 
 
-def resolve_model(name: str, *, revision: str | None = None, report: Progress | None = None) -> Path:
+def resolve_model(
+    name: str, *, revision: str | None = None, report: Progress | None = None, needs_weights: bool = True
+) -> Path:
     """The folder of a model, which is fetched and converted first where necessary.
 
     Args:
         name: a folder, a key of `ALIASES`, or `owner/name` on the hub.
         revision: branch, tag or commit of a hub id.
         report: told about downloads and conversion.
+        needs_weights: False where the configuration and, if there is one, the tokenizer will do: weights are not fetched.
 
     Raises:
         CheckpointError: there is no such thing, it cannot be fetched, or it holds no safetensors.
     """
-    match identify(name, revision):
+    match identify(name, revision, needs_weights=needs_weights):
         case Path() as folder:
             return folder
+        case Shape() as shape:
+            return shape_folder(shape.name)
         case HubId() as hub_id:
-            return with_weights(_from_hub(hub_id.name, hub_id.revision, report))
+            folder = _from_hub(hub_id.name, hub_id.revision, report, needs_weights)
+            return with_weights(folder) if needs_weights else with_config(folder)
         case PackagedModel() as packaged:
             return packaged_folder(name, packaged, report)
 
 
-def _from_hub(name: str, revision: str | None, report: Progress | None) -> Path:
+def _from_hub(name: str, revision: str | None, report: Progress | None, needs_weights: bool) -> Path:
+    patterns = [item for item in HUB_PATTERNS if needs_weights or item not in HUB_WEIGHTS]
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=list(HUB_PATTERNS), tqdm_class=_reporting_bar(report))
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, tqdm_class=_reporting_bar(report)))
     except GatedRepoError as error:
         raise CheckpointError(
             "model",

@@ -120,6 +120,13 @@ class Weight:
                 fp8.copy(source, target)
         self._arrived.add(part.name)
 
+    def place(self, part: Part, *, decision: Decision, dtype: torch.dtype, arena: Arena) -> WeightTensor:
+        """Where one part lies, MXFP8 if it is to be quantized, else `dtype`. Whoever asks writes it: it counts as arrived."""
+        if self._value is None:
+            self._value, self.decision = self._storage(torch.empty(0), decision, dtype, arena), decision
+        self._arrived.add(part.name)
+        return _at(self._value, part.place)
+
     def fold(self) -> None:
         """Replace a quantized value by its folded form, for measuring what folding changes."""
         if isinstance(self._value, MXTensor):

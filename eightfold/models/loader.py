@@ -10,10 +10,9 @@ the peak is the final model plus, while a backend repacks a weight into its own 
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -21,25 +20,22 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from eightfold.errors import CheckpointError
+from eightfold.errors import CheckpointError, InputError
 from eightfold.kernels.selection import Kernels
 from eightfold.kernels.storage import Arena
-from eightfold.layers.embedding import OutputHead
 from eightfold.layers.linear import dtype_name
 from eightfold.layers.module import Chosen, Module
 from eightfold.layers.weight import Part, Weight
 from eightfold.models.causal_lm import CausalLM
 from eightfold.models.checkpoint import DTYPES, Checkpoint, read_json, serialized_form
+from eightfold.models.matching import account_for_rest, check_agreement, match_part, tied_names
 from eightfold.models.registry import family_of
-from eightfold.models.stored import Stored, describe, kv_cache_scales, read_stored, scale_reasons, what_is_wrong_with_shape
+from eightfold.models.stored import Stored, describe, kv_cache_scales, read_stored
 from eightfold.quant.checkpoints import INPUT_SCALES, KV_SCALE, SCALE_SUFFIXES
 from eightfold.quant.fp8 import WeightTensor, widen
 from eightfold.quant.mxfp8 import ScaleRule, num_blocks
 from eightfold.quant.policy import Decision, Policy, Role
 from eightfold.types import Progress
-
-# Tensors that old checkpoints hold and that follow from the configuration.
-_DERIVED = {r"rotary_emb\.inv_freq$": "follows from config.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, canonical=family.canonical, unused=family.unused, serialized=serialized_form(path))
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, WeightTensor]]:
+def read_tensors(path: str | Path) -> Iterator[tuple[str, WeightTensor]]:
     """Every weight of a checkpoint folder, in whichever dialect it is, one at a time and in the order of the files.
 
     Scales do not come by themselves: a weight that is quantized comes with them, as an `MXTensor` or an `FP8Tensor`, any other
@@ -176,7 +172,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, WeightTensor]]:
     Raises:
         CheckpointError: files that are missing, damaged or disagree with the configuration, by tensor.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(Path(path))
     stored = {
         name: describe(checkpoint, info, quantizable=False)
         for name, info in checkpoint.tensors.items()
@@ -200,9 +196,9 @@ def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kerne
     notes: Counter[str] = Counter()
     for weight in model.weights():
         weight.choose_spelling(checkpoint.tensors.__contains__)
-        parts = [_matching(checkpoint, weight, part) for part in weight.parts]
+        parts = [match_part(checkpoint, weight, part) for part in weight.parts]
         infos = [stored.info for stored in parts]
-        _agree(weight, parts)
+        check_agreement(weight, parts)
         layers = [info.stored_name.rpartition(".")[0] for info in infos]
         if checkpoint.serialized is None:
             decision = policy.decide(weight.role, layers)
@@ -220,8 +216,9 @@ def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kerne
             claims.append(place)
             if info.shape != part.shape:
                 notes[f"{weight.name}: {weight.cut(part, info.shape)}"] += 1
-    tied = _tied_names(model)
-    skipped = _account_for_rest(checkpoint, places, tied)
+    tied = tied_names(model)
+    scales = [scale.name for claims in places.values() for place in claims for scale in place.stored.scales]
+    skipped = account_for_rest(checkpoint, {*places, *scales}, tied)
     policy.check_ignored(quantizable)
     chosen = [item for module in model.modules() for item in module.choose(kernels, lambda weight: formats[id(weight)])]
     passed_over = Counter(reason for reason in skipped.values() if not reason.startswith("tied"))
@@ -232,6 +229,29 @@ def plan(model: CausalLM, checkpoint: Checkpoint, policy: Policy, kernels: Kerne
         tuple(chosen),
         (*notes, *(_passed_over(count, reason) for reason, count in passed_over.items())),
     )
+
+
+def check_effect(load_plan: LoadPlan, kernels: Kernels, rule: ScaleRule) -> None:
+    """Refuse what was asked for in vain: a backend for weights that are not there, or a rule where nothing is rounded.
+
+    Raises:
+        InputError: the option.
+    """
+    named = (
+        ("fp8_gemm_backend", kernels.linear_backend, "linear layers"),
+        ("moe_runner_backend", kernels.moe_backend, "experts"),
+    )
+    for option, name, operation in named:
+        used = [item for item in load_plan.chosen if item.operation.startswith(f"{operation.split()[0]} ")]
+        if name != "auto" and not any(item.choice.requested == name for item in used):
+            what = f"a model without {operation}" if not used else "weights that are not quantized"
+            raise InputError(option, got=f"{name} for {what}", expected="auto")
+    places = [place for claims in load_plan.destinations.values() for place in claims]
+    if rule is ScaleRule.CEIL or any(place.decision.quantized and place.stored.format != "mxfp8" for place in places):
+        return
+    stored = any(place.stored.format == "mxfp8" for place in places)
+    what = "weights that are in MXFP8 already, whose bits are kept" if stored else "weights of which none is quantized"
+    raise InputError("scale_rule", got=f"{rule.value} for {what}", expected="no rule, or weights that become MXFP8 here")
 
 
 def _passed_over(count: int, reason: str) -> str:
@@ -297,72 +317,6 @@ def read(
         if report is not None:
             report("load", done, total)
     return tuple(tensors)
-
-
-def _matching(checkpoint: Checkpoint, weight: Weight, part: Part) -> Stored:
-    """What fills `part`, whose shape and dtype fit."""
-    info = checkpoint.tensors.get(part.name)
-    if info is None:
-        present = next((name for name in checkpoint.tensors if name.endswith(part.name.rpartition(".layers.")[2])), None)
-        remedy = f"The checkpoint has {present}." if present and present != part.name else ""
-        raise CheckpointError(
-            f"tensor {part.name}", got="no such tensor in the checkpoint", expected="it, by config.json", remedy=remedy
-        )
-    stored = describe(checkpoint, info, fused=weight.name, quantizable=weight.role in (Role.LINEAR, Role.EXPERTS))
-    if info.shape != part.shape and weight.cut(part, info.shape) is None:
-        raise CheckpointError(
-            f"tensor {info.stored_name}",
-            got=f"shape {list(info.shape)}",
-            expected=f"{list(part.shape)}, by config.json",
-            remedy=what_is_wrong_with_shape(stored, part.shape),
-        )
-    return stored
-
-
-def _agree(weight: Weight, parts: Sequence[Stored]) -> None:
-    """Refuse a fused weight whose parts are quantized differently."""
-    odd = next((part for part in parts if part.form != parts[0].form), None)
-    if odd is not None:
-        forms = [f"{part.info.stored_name} ({', '.join(map(str, part.form))})" for part in (parts[0], odd)]
-        raise CheckpointError(
-            weight.name, got=" beside ".join(forms), expected="all parts in one form, since they are one fused tensor here"
-        )
-
-
-def _tied_names(model: Module) -> dict[str, str]:
-    heads = [module for module in model.modules() if isinstance(module, OutputHead)]
-    return {f"{head.linear.name}.weight": head.embedding.source.name for head in heads if head.embedding is not None}
-
-
-def _account_for_rest(
-    checkpoint: Checkpoint, places: Mapping[str, Sequence[Destination]], tied: Mapping[str, str]
-) -> dict[str, str]:
-    """Reasons for the tensors that have no place in the model; those without a reason are an error."""
-    unused = _DERIVED | dict(checkpoint.unused)
-    skipped: dict[str, str] = {}
-    unexpected: list[str] = []
-    scales = scale_reasons(checkpoint)
-    used = {scale.name for claims in places.values() for place in claims for scale in place.stored.scales}
-    for name, info in checkpoint.tensors.items():
-        reason = next((why for pattern, why in unused.items() if re.search(pattern, info.stored_name)), None)
-        if name in places or name in used:
-            continue
-        reason = reason or scales.get(name)
-        if name in tied:
-            skipped[info.stored_name] = f"tied to {tied[name]}"
-        elif reason is not None:
-            skipped[info.stored_name] = reason
-        else:
-            unexpected.append(info.stored_name)
-    if unexpected:
-        listed = ", ".join(unexpected[:5]) + ("..." if len(unexpected) > 5 else "")
-        raise CheckpointError(
-            f"{len(unexpected)} tensors",
-            got=listed,
-            expected="only tensors that this model type has",
-            remedy="Check model_type.",
-        )
-    return skipped
 
 
 def _kept_dtype(role: Role, stored: torch.dtype, activations: torch.dtype) -> torch.dtype:

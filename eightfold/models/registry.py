@@ -129,6 +129,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 f"the pattern as one of {', '.join(f'`{key}`' for key in nemotron_h_config.PATTERN_KEYS)}",
                 f"a layer as one of {', '.join(f'`{word}`' for word in nemotron_h_config.LAYER_WORDS)}, or by its letter",
                 "experts one by one, or all of a layer in `experts.up_proj` and `experts.down_proj`",
+                "`attention_bias` and `mlp_bias`, whose biases must then be in the files",
             ),
             refuses=(
                 "`sliding_window`",

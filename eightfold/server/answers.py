@@ -7,8 +7,8 @@ events: a server's engine in another process and one in this process serve alike
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -19,9 +19,10 @@ from eightfold.detokenizer import Detokenizer
 from eightfold.errors import InputError
 from eightfold.requests import PromptTooLongError, make_request, params_of_answers
 from eightfold.server.protocol import UnknownModelError
-from eightfold.server.token_stream import RefusedError
 from eightfold.text import Tokenizer
 from eightfold.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWERS = 4096
 """Most answers that one request may ask for: its prompts times `n`."""
@@ -45,8 +46,14 @@ class AnswerStream(Protocol):
 class Submits(Protocol):
     """An engine, wherever it is."""
 
-    def submit(self, request: Request) -> AnswerStream:
-        """Queue a request."""
+    def reserve(self, count: int) -> None:
+        """Keep places in the queue."""
+
+    def release(self, count: int) -> None:
+        """Give back places that were kept and not used."""
+
+    def submit(self, request: Request, *, reserved: bool = False) -> AnswerStream:
+        """Queue a request, in a place of its own or in one that was kept."""
 
 
 class ModelFacts(Protocol):
@@ -76,6 +83,7 @@ class Serving:
         names: what requests may call the model; answers call it by the first.
         reasoning: the format in which the model marks its reasoning; None where it has none.
         tools: the format in which it writes tool calls; None where it is not known.
+        num_places: answers that the engine and its queue have room for, so that no body may ask for more.
     """
 
     engine: Submits
@@ -84,6 +92,7 @@ class Serving:
     names: Sequence[str]
     reasoning: str | None = None
     tools: str | None = None
+    num_places: int = MAX_ANSWERS
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +162,11 @@ class Answer:
     num_tokens: int = 0
 
     def take(self, events: Sequence[TokenEvent]) -> Piece:
-        """The piece that new events make. Where a stop text was found the engine still works on the request."""
+        """The piece that new events make. Where a stop text was found the engine still works on the request.
+
+        Raises:
+            InputError: the answer's grammar could not be kept to the end.
+        """
         if self.is_first and self.num_tokens == 0:
             self.prompt.num_cached_tokens = events[0].num_cached_tokens
             self.prompt.logprobs = events[0].prompt_logprobs
@@ -175,6 +188,15 @@ class Answer:
             if news.finish_reason is not None:
                 break
         self.num_tokens += len(token_ids)
+        grammar = self.request.params.grammar
+        if news.failure and grammar is not None:
+            logger.warning("%s ended after %d tokens: %s", self.request.request_id, self.num_tokens, news.failure)
+            raise InputError(
+                grammar.name,
+                got=f"after {self.num_tokens} tokens of the answer {news.failure}",
+                expected="one that can be kept to the answer's end",
+                remedy="Smaller counts of repetition and fewer alternatives make a grammar simpler.",
+            )
         return Piece(
             self, "".join(texts), tuple(token_ids), tuple(logprobs), tuple(offsets), news.finish_reason, news.stop_reason
         )
@@ -265,9 +287,13 @@ def make_answers(
         InputError: a prompt or a parameter that the model cannot take. `what` is the field.
     """
     each = params_of_answers(params)
-    if len(prompts) * len(each) > MAX_ANSWERS:
-        got = f"{len(each)} answers for each of {len(prompts)} prompts"
-        raise InputError("n", got=got, expected=f"at most {MAX_ANSWERS} in all")
+    if len(prompts) * len(each) > (most := min(MAX_ANSWERS, serving.num_places)):
+        what = "n" if len(each) > 1 else prompts[0].field.partition("[")[0]
+        expected = f"at most {most} in all"
+        if most < MAX_ANSWERS:
+            expected += ", which --max-running-requests and --max-queued-requests have room for"
+        got = f"{len(prompts)} prompts" if len(each) == 1 else f"{len(each)} answers for each of {len(prompts)} prompts"
+        raise InputError(what, got=got, expected=expected)
     answers: list[Answer] = []
     for prompt in prompts:
         first: Answer | None = None
@@ -327,14 +353,19 @@ async def _serve_one(engine: Submits, answer: Answer) -> AsyncGenerator[Piece, N
 
 async def _serve_several(engine: Submits, answers: Sequence[Answer]) -> AsyncGenerator[Piece, None]:
     arrived: asyncio.Queue[Piece | Exception] = asyncio.Queue(maxsize=len(answers))
-    waiting: deque[Answer] = deque()
     streams: list[AnswerStream] = []
     tasks: list[asyncio.Task[None]] = []
 
+    # Each answer has its place from the beginning, so that a body which was taken is answered.
+    num_reserved = len(answers)
+
     def start(answer: Answer) -> None:
-        streams.append(engine.submit(answer.request))
+        nonlocal num_reserved
+        num_reserved -= 1
+        streams.append(engine.submit(answer.request, reserved=True))
         tasks.append(asyncio.create_task(_pump(streams[-1], answer, arrived)))
 
+    engine.reserve(num_reserved)
     try:
         for answer in answers:
             if answer.is_first:
@@ -344,19 +375,13 @@ async def _serve_several(engine: Submits, answers: Sequence[Answer]) -> AsyncGen
             news = await arrived.get()
             if isinstance(news, Exception):
                 raise news
-            waiting.extend(news.answer.followers)
+            for follower in news.answer.followers:
+                start(follower)
             news.answer.followers = ()
             num_ended += news.finish_reason is not None
-            try:
-                while waiting:
-                    start(waiting[0])
-                    waiting.popleft()
-            except RefusedError as error:
-                # A body that was taken is answered: while others of its answers run, the next one waits for them here.
-                if error.kind != "queue_full" or num_ended == len(tasks):
-                    raise
             yield news
     finally:
+        engine.release(num_reserved)
         for stream in streams:
             stream.abort()
         for task in tasks:

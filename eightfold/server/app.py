@@ -19,7 +19,7 @@ from eightfold._version import __version__
 from eightfold.errors import InputError
 from eightfold.server import control, native, openai
 from eightfold.server.errors import BodyTooLargeError, ErrorAnswer, UnavailableError, answer_to
-from eightfold.server.middleware import Identified, Keyed, Limited, SameOrigin, Timed, wrapped
+from eightfold.server.middleware import Guarded, Identified, Keyed, Limited, SameOrigin, Timed, wrapped
 from eightfold.server.page import page_router
 from eightfold.server.state import AppState
 from eightfold.server.token_stream import EngineDiedError
@@ -61,7 +61,7 @@ def make_app(state: AppState) -> App:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    layers: list[Callable[[ASGIApp], ASGIApp]] = [partial(Limited, max_bytes=config.max_request_bytes)]
+    layers: list[Callable[[ASGIApp], ASGIApp]] = [Guarded, partial(Limited, max_bytes=config.max_request_bytes)]
     if config.request_timeout is not None:
         layers.append(partial(Timed, seconds=config.request_timeout))
     if config.api_key is not None:

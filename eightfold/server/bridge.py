@@ -98,6 +98,7 @@ class EngineClient:
         self._on_progress = on_progress
         self._codec = Codec()
         self._streams: dict[str, AnswerStream] = {}
+        self._num_reserved = 0
         self._controls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._num_controls = 0
         self._last_heard = self._rated_at = time.monotonic()
@@ -116,6 +117,11 @@ class EngineClient:
     def num_open(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, with those that the engine, amid a long step, has not looked at yet."""
+        return max(self.snapshot.waiting, self.num_open - self.snapshot.running)
 
     @property
     def silent_seconds(self) -> float:
@@ -157,8 +163,8 @@ class EngineClient:
             await self._changed.wait()
         return self.failure
 
-    def submit(self, request: Request) -> AnswerStream:
-        """Queue a request.
+    def reserve(self, count: int) -> None:
+        """Keep places for requests that are submitted one after the other. `release` gives back those that were not used.
 
         Raises:
             RefusedError: too many wait already.
@@ -166,19 +172,47 @@ class EngineClient:
         """
         if self.state == "dead" or self.model is None:
             raise self._death()
-        limit = self.model.max_running_requests + self._max_queued_requests
-        if len(self._streams) >= limit:
+        limit, num_taken = self.model.max_running_requests + self._max_queued_requests, self.num_open + self._num_reserved
+        if num_taken + count > limit:
+            places = "one place" if count == 1 else f"{count} places"
             raise RefusedError(
                 "the queue",
-                got=f"{len(self._streams)} requests that are not done",
-                expected=f"fewer than {limit}: --max-running-requests and --max-queued-requests together",
+                got=f"{num_taken} requests that are not done, and {places} asked for",
+                expected=f"at most {limit} in all: --max-running-requests and --max-queued-requests together",
                 remedy="Try again later.",
                 kind="queue_full",
             )
+        self._num_reserved += count
+
+    def release(self, count: int) -> None:
+        """Give back places that were reserved."""
+        self._num_reserved -= count
+
+    def submit(self, request: Request, *, reserved: bool = False) -> AnswerStream:
+        """Queue a request.
+
+        Args:
+            request: what to queue.
+            reserved: whether it takes a place that was reserved for it.
+
+        Raises:
+            RefusedError: too many wait already, or its id is in use.
+            EngineDiedError: there is no engine any more.
+        """
+        if self.state == "dead" or self.model is None:
+            raise self._death()
+        if not reserved:
+            self.reserve(1)
+        self.release(1)
         if request.request_id in self._streams:
-            raise RefusedError("request_id", got=request.request_id, expected="one that is not in use")
+            # Only clients of /generate choose ids, and call them so. Ours ends with the number of the answer.
+            raise RefusedError("rid", got=request.request_id.rpartition("-")[0], expected="one that is not in use")
         stream = self._streams[request.request_id] = AnswerStream(request, self._stream_interval, self._drop)
-        self._send(Submit([request]))
+        try:
+            self._send(Submit([request]))
+        except BaseException:
+            del self._streams[request.request_id]  # it was not sent, so nothing would ever end it
+            raise
         return stream
 
     def _drop(self, stream: AnswerStream, reason: FinishReason) -> None:
@@ -205,6 +239,16 @@ class EngineClient:
         self._send(Abort(list(self._streams)))
         return len(self._streams)
 
+    def fail_all(self, error: Exception) -> int:
+        """End every request at once in an error; how many there were."""
+        streams, now = list(self._streams.values()), time.monotonic()
+        self.abort_all()
+        self._streams.clear()
+        for stream in streams:
+            self._finish(stream, "abort", now)
+            stream.end(error)
+        return len(streams)
+
     async def control(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Have the engine do something between two steps, and wait for it.
 
@@ -221,8 +265,8 @@ class EngineClient:
         self._num_controls += 1
         number = self._num_controls
         future = self._controls[number] = asyncio.get_running_loop().create_future()
-        self._send(Control(number, command, arguments))
         try:
+            self._send(Control(number, command, arguments))
             result: dict[str, Any] = await future
             return result
         finally:

@@ -23,7 +23,9 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every one of this machine.")
     port: int = option(30000, help="Port to listen on; 0 takes a free one, which the first line of output names.")
-    api_key: str | None = option(None, help="What clients have to send as Authorization: Bearer.")
+    api_key: str | None = option(
+        None, help="What clients have to send as Authorization: Bearer, but for /health, /ready and the chat page."
+    )
     admin_api_key: str | None = option(None, help="The same for the routes that change or steer the engine.")
     served_model_name: tuple[str, ...] = option(
         (), help="What requests may call the model, the first being what answers call it; the default is MODEL."
@@ -75,7 +77,7 @@ class ServerConfig:
 
 def _shown(name: str, value: object) -> str:
     """A value for an error message, which never repeats a secret."""
-    return "one that is not" if name.endswith("api_key") else repr(value)
+    return ("one that is not" if value else "an empty text") if name.endswith("api_key") else repr(value)
 
 
 def _whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:

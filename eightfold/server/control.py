@@ -18,7 +18,7 @@ from eightfold.errors import InputError
 from eightfold.requests import make_request
 from eightfold.server.config import ServerConfig
 from eightfold.server.metrics import CONTENT_TYPE
-from eightfold.server.protocol import Body, UnknownModelError, check_body, decode_json
+from eightfold.server.protocol import ControlBody, UnknownModelError, check_body, decode_json
 from eightfold.server.sending import documented, json_response
 from eightfold.server.state import AppState, state_of
 from eightfold.server.token_stream import EngineDiedError
@@ -33,7 +33,11 @@ model_router = APIRouter()
 _SECRETS = ("api_key", "admin_api_key")
 
 
-class PauseBody(Body):
+class NothingBody(ControlBody):
+    """The body of the routes that need none: nothing, or an empty object."""
+
+
+class PauseBody(ControlBody):
     """The body of `/pause_generation`."""
 
     mode: Literal["abort", "in_place"] = Field(
@@ -41,14 +45,14 @@ class PauseBody(Body):
     )
 
 
-class AbortBody(Body):
+class AbortBody(ControlBody):
     """The body of `/abort_request`."""
 
     rid: str = Field("", description="the id of an answer")
     abort_all: bool = Field(False, description="true or false")
 
 
-class UpdateWeightsBody(Body):
+class UpdateWeightsBody(ControlBody):
     """The body of `/update_weights_from_disk`, with SGLang's fields. Those without an effect here pass at their default."""
 
     model_path: str = Field(description="a folder, a hub id or an alias of a checkpoint of the same shapes")
@@ -72,7 +76,7 @@ async def health(request: Request) -> Response:
         "status": "ok" if is_well else "failing",
         "state": "stalled" if state.is_stalled else state.phase,
         "running": state.client.snapshot.running,
-        "waiting": state.client.snapshot.waiting,
+        "waiting": state.client.num_waiting,
         "silent_seconds": round(state.client.silent_seconds, 3),
     }
     return _with_status(told, 200 if is_well else 503)
@@ -181,9 +185,11 @@ async def server_info(request: Request) -> Response:
     )
 
 
+@model_router.get("/flush_cache")
 @model_router.post("/flush_cache")
 async def flush_cache(request: Request) -> Response:
     """Forget all cached prefixes. Requests that run go on."""
+    check_body(await _optional_json(request), NothingBody)
     await state_of(request).client.control("flush_cache")
     return _done("the cache is empty")
 
@@ -210,6 +216,7 @@ async def pause_generation(request: Request) -> Response:
 @model_router.post("/continue_generation")
 async def continue_generation(request: Request) -> Response:
     """Go on where `/pause_generation` stopped."""
+    check_body(await _optional_json(request), NothingBody)
     await state_of(request).client.control("continue")
     return _done("generation goes on")
 

@@ -20,6 +20,7 @@ from eightfold.server.wire import (
     Reply,
     ServedModel,
     Snapshot,
+    StepRow,
     Submit,
 )
 from eightfold.types import Request, TokenEvent
@@ -174,6 +175,7 @@ class EngineLoop:
                 return {}
             case "pause":
                 self._is_paused = True
+                scheduler.counters.steps.rest()
                 return {"num_aborted": self._abort_all() if arguments.get("abort") else 0, "num_paused": _num_live(scheduler)}
             case "continue":
                 self._is_paused = False
@@ -208,6 +210,10 @@ class EngineLoop:
             prefix_lost=counters.prefix_tokens_lost,
             preemptions=counters.preemptions,
             num_steps=self._num_steps,
+            steps={
+                kind: StepRow(totals.steps, totals.tokens, totals.seconds, totals.gap_seconds)
+                for kind, totals in counters.steps.totals.items()
+            },
             is_paused=self._is_paused,
         )
 

@@ -31,8 +31,15 @@ class InProcessEngine:
         self._changes: deque[Request | str] = deque()  # requests to add, and ids to abort
         self._running: asyncio.Task[None] | None = None
 
-    def submit(self, request: Request) -> InProcessStream:
+    def reserve(self, count: int) -> None:
+        """There is always room."""
+
+    def release(self, count: int) -> None:
+        """Nothing was reserved."""
+
+    def submit(self, request: Request, *, reserved: bool = False) -> InProcessStream:
         """Queue a request. What the engine has against it, the stream raises."""
+        del reserved  # there is always room
         stream = self._streams[request.request_id] = InProcessStream(self, request.request_id)
         self._change(request)
         return stream

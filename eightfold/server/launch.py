@@ -20,6 +20,7 @@ import uvloop
 from eightfold.server.app import make_app
 from eightfold.server.bridge import EngineClient
 from eightfold.server.config import ServerConfig
+from eightfold.server.errors import UnavailableError
 from eightfold.server.process import EngineProcess
 from eightfold.server.reading import NO_FORMAT
 from eightfold.server.reasoning import reasoning_format
@@ -64,8 +65,15 @@ def serve(
     logging.basicConfig(
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    web_log = logging.getLogger("uvicorn.error")
+    web_log.setLevel(logging.WARNING)
+    web_log.addFilter(_is_news)
     return uvloop.run(Server(options, config, listener, process, say).run())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the web server tells of a fault, and not of a client that we dropped, or were still sending to at the end."""
+    return not str(record.msg).startswith(("ASGI callable returned without completing response", "Cancel %s running task(s)"))
 
 
 class WebServer(uvicorn.Server):
@@ -105,6 +113,7 @@ class Server:
             watchdog_seconds=config.watchdog_timeout,
         )
         self._model_name = str(options["model"])
+        self._needs_tokenizer = options.get("load_format") != "dummy"
         self._state = AppState(config, self._client, config.served_model_name or (self._model_name,))
         self._app = make_app(self._state)
         self._web = WebServer(
@@ -176,7 +185,9 @@ class Server:
         model = await self._client.loaded()
         template = self._config.chat_template
         text = None if template is None else Path(template).read_text(encoding="utf-8")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(model.model_path), chat_template=text)
+        tokenizer = await asyncio.to_thread(
+            Tokenizer.load, Path(model.model_path), chat_template=text, required=self._needs_tokenizer
+        )
         self._state.serve(model, tokenizer)
         for row in model.config:
             logger.info("%s: %s (%s%s)", row.name, row.value, row.kind, f": {row.why}" if row.why else "")
@@ -186,6 +197,9 @@ class Server:
     async def _drain(self) -> int:
         """Take no new requests, let those that run end, and abort those that do not."""
         self._state.is_draining = True
+        if self._client.snapshot.is_paused:
+            told = UnavailableError("the server is shutting down, and generation is paused", "shutting_down")
+            logger.info("shutting down: ended %d requests, which wait for generation to go on", self._client.fail_all(told))
         num_open, seconds = self._app.requests.num_open, self._config.shutdown_timeout
         logger.info("shutting down: %d requests have %g seconds to end; another signal leaves at once", num_open, seconds)
         if not await self._until(lambda: not self._app.requests.num_open, seconds):

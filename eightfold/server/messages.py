@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from eightfold.errors import InputError
+from eightfold.grammar.schema import check_shape
+from eightfold.server.fields import refuse_unknown, shown
 from eightfold.server.protocol import ChatBody
 from eightfold.text import Tokenizer
 
@@ -24,6 +27,29 @@ TEMPLATE_SECONDS = 5.0
 
 _OTHER_MEDIA = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file")
 _EFFORT = "reasoning_effort"
+_TOOL_ROLES = ("tool", "function")
+# Clients give a message of the assistant back as they got it, with fields that cannot change what the model is told; and those
+# that also speak to Anthropic's models mark what its caches may keep.
+_MESSAGE_FIELDS = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "refusal",
+    "annotations",
+    "audio",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "cache_control",
+)
+_DROPPED = ("refusal", "annotations", "audio", "function_call", "cache_control", "reasoning")
+_PART_FIELDS = ("type", "text", "refusal", "annotations", "cache_control")
+_CALL_FIELDS = ("id", "type", "function", "index")
+_TOOL_FIELDS = ("type", "function", "cache_control")
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_NAME_OF_MESSAGE = re.compile(r"message\w*\s*(\.\s*name\b|\[\s*['\"]name['\"]\s*\]|\.get\(\s*['\"]name['\"])")
 
 T = TypeVar("T")
 
@@ -86,22 +112,67 @@ def template_messages(tokenizer: Tokenizer, body: ChatBody) -> list[dict[str, An
             raise InputError("continue_final_message", got=True, expected="a last message of the assistant to go on from")
         if "add_generation_prompt" in body.model_fields_set and body.add_generation_prompt:
             raise InputError("continue_final_message", got=True, expected="false, or add_generation_prompt false beside it")
-    # Many templates pass over a role that they do not know without a word.
-    developer = "developer" if tokenizer.template_mentions("developer") else "system"
-    return [_message(message, f"messages[{index}]", developer) for index, message in enumerate(body.messages)]
+    return [_message(tokenizer, message, f"messages[{index}]") for index, message in enumerate(body.messages)]
 
 
-def _message(given: Mapping[str, Any], path: str, developer: str) -> dict[str, Any]:
+def _message(tokenizer: Tokenizer, given: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = given.get("role")
     if role not in ROLES:
-        raise InputError(f"{path}.role", got=_got(role), expected=f"one of {', '.join(ROLES)}")
-    message = {name: value for name, value in given.items() if value is not None}
-    calls = message.get("tool_calls")
-    message["role"] = developer if role == "developer" else role
-    message["content"] = _content(given.get("content"), f"{path}.content", optional=role == "assistant" and bool(calls))
+        raise InputError(f"{path}.role", got=shown(role), expected=f"one of {', '.join(ROLES)}")
+    refuse_unknown(
+        {name: value for name, value in given.items() if not tokenizer.template_mentions(name)}, _MESSAGE_FIELDS, path
+    )
+    _check_message(tokenizer, role, given, path)
+    message = {name: value for name, value in given.items() if value is not None and name not in _DROPPED}
+    if given.get("reasoning") is not None:
+        message.setdefault("reasoning_content", given["reasoning"])
+    calls, content = message.get("tool_calls"), given.get("content")
+    if content is None and role == "assistant":
+        content = given.get("refusal")
+    # Many templates pass over a role that they do not know without a word.
+    if role == "developer" and not tokenizer.template_mentions("developer"):
+        message["role"] = "system"
+    message["content"] = _content(content, f"{path}.content", optional=role == "assistant" and bool(calls))
     if calls is not None:
         message["tool_calls"] = _tool_calls(calls, f"{path}.tool_calls")
     return message
+
+
+def _check_message(tokenizer: Tokenizer, role: str, given: Mapping[str, Any], path: str) -> None:
+    """Refuse fields of the wrong type, and those that the model would not be told of."""
+    for name, kinds, expected in _MESSAGE_TYPES:
+        if (value := given.get(name)) is not None and not isinstance(value, kinds):
+            raise InputError(f"{path}.{name}", got=shown(value), expected=expected)
+    for name in ("audio", "function_call"):
+        if given.get(name) is not None:
+            raise InputError(f"{path}.{name}", got=shown(given[name]), expected="null: it is not supported")
+    if (role in _TOOL_ROLES or given.get("tool_calls")) and tokenizer.has_chat_template and not _takes_tools(tokenizer):
+        got = f'a message of the role "{role}"' if role in _TOOL_ROLES else f"{len(given['tool_calls'])} calls"
+        what = f"{path}.role" if role in _TOOL_ROLES else f"{path}.tool_calls"
+        raise InputError(what, got=got, expected="none: the model's chat template takes no tools")
+    # Clients name the function beside a tool's result, which its call does already.
+    is_read = role in _TOOL_ROLES or not tokenizer.has_chat_template or _NAME_OF_MESSAGE.search(tokenizer.template)
+    if given.get("name") is not None and not is_read:
+        raise InputError(
+            f"{path}.name", got=shown(given["name"]), expected="nothing: the model's chat template does not read it"
+        )
+
+
+_MESSAGE_TYPES: tuple[tuple[str, type, str], ...] = (
+    ("name", str, "a text"),
+    ("tool_calls", list, "a list of calls"),
+    ("tool_call_id", str, "the id of a call"),
+    ("refusal", str, "a text, or null"),
+    ("annotations", list, "a list, or null"),
+    ("reasoning_content", str, "a text, or null"),
+    ("reasoning", str, "a text, or null"),
+    ("cache_control", dict, "an object, or null"),
+)
+
+
+def _takes_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template has a place for calls and their results."""
+    return any(tokenizer.template_mentions(word) for word in ("tools", "tool_calls", "tool"))
 
 
 def _content(content: object, path: str, *, optional: bool) -> str:
@@ -112,46 +183,48 @@ def _content(content: object, path: str, *, optional: bool) -> str:
         return content
     if isinstance(content, list) and content:
         return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
-    raise InputError(path, got=_got(content), expected="a text, or a list of parts of text")
+    raise InputError(path, got=shown(content), expected="a text, or a list of parts of text")
 
 
 def _part(part: object, path: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind in ("text", "input_text", "refusal"):
+        refuse_unknown(part, _PART_FIELDS, path)
         text = part.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
             return text
-        raise InputError(f"{path}.text", got=_got(text), expected="a text")
+        raise InputError(f"{path}.text", got=shown(text), expected="a text")
     if kind in _OTHER_MEDIA:
         raise InputError(f"{path}.type", got=kind, expected="text: images, audio, video and files are not supported")
-    raise InputError(path, got=_got(part), expected='a part such as {"type": "text", "text": "..."}')
+    raise InputError(path, got=shown(part), expected='a part such as {"type": "text", "text": "..."}')
 
 
 def _tool_calls(calls: object, path: str) -> list[dict[str, Any]]:
     """Calls of an earlier turn. OpenAI has their arguments as a text of JSON, templates as an object."""
     if not isinstance(calls, list):
-        raise InputError(path, got=_got(calls), expected="a list of calls")
+        raise InputError(path, got=shown(calls), expected="a list of calls")
     return [_tool_call(call, f"{path}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: object, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise InputError(path, got=_got(call), expected='a call such as {"function": {"name": "...", "arguments": "{}"}}')
+        raise InputError(path, got=shown(call), expected='a call such as {"function": {"name": "...", "arguments": "{}"}}')
+    refuse_unknown(call, _CALL_FIELDS, path)
+    refuse_unknown(function, ("name", "arguments"), f"{path}.function")
+    if call.get("type", "function") != "function":
+        raise InputError(f"{path}.type", got=shown(call["type"]), expected='"function"')
+    if not isinstance(call.get("id", ""), str):
+        raise InputError(f"{path}.id", got=shown(call["id"]), expected="a text")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise InputError(f"{path}.function.arguments", got=f"broken JSON ({error})", expected="a JSON object") from error
     if not isinstance(arguments, Mapping | None):
-        raise InputError(f"{path}.function.arguments", got=_got(arguments), expected="a JSON object")
+        raise InputError(f"{path}.function.arguments", got=shown(arguments), expected="a JSON object")
     return {**call, "function": {**function, "arguments": arguments or {}}}
-
-
-def _got(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 async def in_limited_time(work: Callable[[], T], seconds: float) -> T:
@@ -199,13 +272,20 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     names: set[str] = set()
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
+        refuse_unknown(tool, _TOOL_FIELDS, path)
         if tool.get("type") != "function":
-            raise InputError(f"{path}.type", got=_got(tool.get("type")), expected='"function"')
+            raise InputError(f"{path}.type", got=shown(tool.get("type")), expected='"function"')
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise InputError(f"{path}.function", got=_got(function), expected='an object with a "name"')
-        if not isinstance(function.get("parameters", {}), Mapping):
-            raise InputError(f"{path}.function.parameters", got=_got(function["parameters"]), expected="a JSON schema")
+            raise InputError(f"{path}.function", got=shown(function), expected='an object with a "name"')
+        refuse_unknown(function, _FUNCTION_FIELDS, f"{path}.function")
+        for name, kind, expected in (("description", str, "a text"), ("strict", bool, "true or false")):
+            if (value := function.get(name)) is not None and not isinstance(value, kind):
+                raise InputError(f"{path}.function.{name}", got=shown(value), expected=expected)
+        parameters = function.get("parameters")
+        if not isinstance(parameters, Mapping | None):
+            raise InputError(f"{path}.function.parameters", got=shown(parameters), expected="a JSON schema")
+        check_shape(parameters or {}, f"{path}.function.parameters")
         if function["name"] in names:
             raise InputError(f"{path}.function.name", got=repr(function["name"]), expected="a name of its own")
         names.add(function["name"])

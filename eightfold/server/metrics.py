@@ -5,7 +5,7 @@ Nothing is counted here. A scrape renders plain integers, and costs a step of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, TypeAlias
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from eightfold.server.bridge import EngineClient
 from eightfold.server.config import MetricsNames
 from eightfold.server.timing import Histogram
+from eightfold.server.wire import StepRow
 from eightfold.types import FinishReason
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -25,6 +26,12 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 Kind: TypeAlias = Literal["gauge", "counter"]
 Sample: TypeAlias = tuple[Mapping[str, str], float]
 _REASONS: Sequence[FinishReason] = ("stop", "length", "abort")
+_OF_STEPS: Sequence[tuple[str, str, Callable[[StepRow], float]]] = (
+    ("steps", "Steps, by what they computed: prefill, decode or mixed.", lambda row: row.steps),
+    ("step_tokens", "Tokens that steps computed.", lambda row: row.tokens),
+    ("step_seconds", "Time of steps, from a batch to its tokens on the host.", lambda row: row.seconds),
+    ("host_gap_seconds", "Time before steps that the device waited for the host.", lambda row: row.gap_seconds),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Metrics(Collector):
     def _vllm_numbers(self) -> Iterator[Number]:
         now, finished, model = self._client.snapshot, self._client.finished, self._client.model
         yield Number("gauge", "num_requests_running", "Requests that hold a part of the cache.", _one(now.running))
-        yield Number("gauge", "num_requests_waiting", "Requests in the queue.", _one(now.waiting))
+        yield Number("gauge", "num_requests_waiting", "Requests in the queue.", _one(self._client.num_waiting))
         yield Number("gauge", "kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1.", _one(self._used_share()))
         yield Number("counter", "prompt_tokens", "Tokens of prompts.", _one(now.prompt_tokens))
         yield Number("counter", "generation_tokens", "Tokens generated.", _one(now.generated_tokens))
@@ -109,7 +116,7 @@ class Metrics(Collector):
         used = (now.num_blocks - now.free_blocks) * block_size
         hit_rate = now.prefix_hits / now.prefix_queries if now.prefix_queries else 0.0
         yield Number("gauge", "num_running_reqs", "Requests that hold a part of the cache.", _one(now.running))
-        yield Number("gauge", "num_queue_reqs", "Requests in the queue.", _one(now.waiting))
+        yield Number("gauge", "num_queue_reqs", "Requests in the queue.", _one(self._client.num_waiting))
         yield Number("gauge", "num_used_tokens", "Tokens in use of the KV cache.", _one(used))
         yield Number("gauge", "token_usage", "Share of the KV cache in use, from 0 to 1.", _one(self._used_share()))
         yield Number("gauge", "max_total_num_tokens", "Tokens that the KV cache holds.", _one(now.num_blocks * block_size))
@@ -141,6 +148,9 @@ class Metrics(Collector):
         text = "Tokens whose keys and values were in the prefix cache, and no recurrent state with them."
         yield Number("counter", "prefix_tokens_lost", text, _one(lost))
         yield Number("gauge", "load_seconds", "Time that loading took.", [({"phase": "weights"}, model.load_seconds)])
+        steps = self._client.snapshot.steps
+        for name, text, value_of in _OF_STEPS:
+            yield Number("counter", name, text, [({"kind": kind}, float(value_of(row))) for kind, row in steps.items()])
 
 
 def _one(value: float) -> list[Sample]:

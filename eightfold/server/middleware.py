@@ -21,7 +21,7 @@ from eightfold.server.errors import BodyTooLargeError, ErrorAnswer, answer_to
 
 logger = logging.getLogger(__name__)
 
-PUBLIC = frozenset({"/health", "/"})
+PUBLIC = frozenset({"/health", "/ready", "/"})
 """Paths that need no key: what probes ask, and the chat page, a file that asks its user for the key."""
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Paths that are asked all the time: they are logged as debugging alone, and nobody waits for them at the end."""
@@ -146,6 +146,33 @@ class SameOrigin:
                 await answer.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class Guarded:
+    """Keeps what nobody foresaw from the web server, which would cut the connection after an answer that was whole.
+
+    Args:
+        app: what answers, errors of its own included.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and log the error that its answer could not tell of."""
+        is_ended = False
+
+        async def watch(message: Message) -> None:
+            nonlocal is_ended
+            is_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception:
+            if not is_ended:
+                raise
+            logger.exception("%s %s failed", scope.get("method"), scope.get("path"))
 
 
 class Limited:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -43,11 +44,13 @@ router = APIRouter()
 class NativeSampling(Body):
     """SGLang's `sampling_params`, where they have names of their own; the others are OpenAI's."""
 
-    max_new_tokens: int = Field(DEFAULT_NEW_TOKENS, description="a whole number, at least 1")
-    min_new_tokens: int = Field(0, description="a whole number, at least 0")
+    max_new_tokens: int = Field(
+        DEFAULT_NEW_TOKENS, description="a whole number from 0 to 2^31 - 1; 0 computes the prompt alone"
+    )
+    min_new_tokens: int = Field(0, description="a whole number from 0 to 2^31 - 1")
     temperature: float | None = Field(None, description="a finite number, at least 0 (0 is greedy)")
     top_p: float | None = Field(None, description="a number above 0 and at most 1")
-    top_k: int | None = Field(None, description="a whole number, at least 1, or 0 or -1 for all tokens")
+    top_k: int | None = Field(None, description="a whole number from 1 to 2^31 - 1, or 0 or -1 for all tokens")
     min_p: float | None = Field(None, description="a number in [0, 1]")
     repetition_penalty: float | None = Field(None, description="a finite number above 0 (1 is none)")
     presence_penalty: float = Field(0.0, description="a number in [-2, 2]")
@@ -66,7 +69,8 @@ class NativeSampling(Body):
     def as_openai(self) -> dict[str, Any]:
         """The same under OpenAI's names."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        given["max_new_tokens"] = self.max_new_tokens
+        # Where no answer is wanted, one token is generated and not told.
+        given["max_new_tokens"] = self.max_new_tokens or 1
         return {_OPENAI_NAMES.get(name, name): value for name, value in given.items()}
 
 
@@ -112,11 +116,27 @@ class GenerateBody(Body):
             raise renamed(error, **{error.what: path}) from error
         try:
             body = check_body(given.as_openai(), GenerationBody)
-            return body.sampling(max_tokens=given.max_new_tokens, grammar=grammar_of(body), **own)
+            grammar = grammar_of(body)
+            if grammar is not None:
+                grammar = replace(grammar, name=_native_path(grammar.name))
+            return body.sampling(max_tokens=body.max_tokens, grammar=grammar, **own)
         except InputError as error:
-            ours = {theirs: f"sampling_params.{name}" for name, theirs in _OPENAI_NAMES.items()}
-            ours |= {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
-            raise renamed(error, **{error.what: ours.get(error.what, f"sampling_params.{error.what}")}) from error
+            raise renamed(error, **{error.what: _native_path(error.what)}) from error
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens that are asked for at most. Of parameters that were checked."""
+        given: int | None = self.sampling_params.get("max_new_tokens")
+        return DEFAULT_NEW_TOKENS if given is None else given
+
+
+def _native_path(name: str) -> str:
+    """Where a field of OpenAI's, or what is within it, stands in a body of `/generate`."""
+    if name in ("logprobs", "prompt_logprobs"):
+        return "top_logprobs_num"
+    first, dot, rest = name.partition(".")
+    ours = {theirs: own for own, theirs in _OPENAI_NAMES.items()}
+    return f"sampling_params.{ours.get(first, first)}{dot}{rest}"
 
 
 class GenerateReply:
@@ -137,7 +157,8 @@ class GenerateReply:
         self._body = body
         self._id = response_id
         self._started = time.perf_counter()
-        self._answers = make_answers(serving, response_id, prompts, body.params())
+        params = body.params()
+        self._answers = make_answers(serving, response_id, prompts, params, hidden=body.max_new_tokens == 0)
         self._is_batch = len(self._answers) > 1 or isinstance(_shape(body), list)
 
     @classmethod
@@ -277,7 +298,9 @@ async def tokenize(request: Request) -> Response:
     """Token ids of a text, of a list of texts, or of a conversation as `/v1/chat/completions` takes it."""
     serving = serving_of(request)
     value = decode_json(await request.body())
-    if isinstance(value, Mapping) and "messages" in value:
+    if isinstance(value, Mapping) and value.get("messages") is not None:
+        if value.get("prompt") is not None:
+            raise InputError("prompt", got="both of prompt and messages", expected="one of the two")
         chat = check_body(value, ChatBody)
         served_name(serving, chat.model)
         check_tools(chat.tools)

@@ -39,7 +39,9 @@ class NullEngine:
     """
 
     def __init__(self, config: EngineConfig, *, step_seconds: float = 0.0, report: Progress | None = None) -> None:
-        self.path: Path = resolve_model(config.model, revision=config.revision, report=report)
+        self.path: Path = resolve_model(
+            config.model, revision=config.revision, report=report, needs_weights=config.needs_weights
+        )
         settings = _settings(self.path)
         self.vocab_size: int = settings["vocab_size"]
         self.eos_token_ids: frozenset[int] = frozenset()
@@ -77,7 +79,9 @@ class NullEngine:
     def step(self) -> list[TokenEvent]:
         """Repeat one token of every prompt that is through."""
         batch = self.scheduler.schedule()
-        events = self.scheduler.postprocess(batch, _repeat(batch))
+        with self.scheduler.counters.steps.measure(batch):
+            result = _repeat(batch)
+        events = self.scheduler.postprocess(batch, result)
         if self._step_seconds:
             # It ends at a whole multiple of its time, so that whoever gets a token, on the same clock, knows its age.
             time.sleep(self._step_seconds - time.perf_counter() % self._step_seconds)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eightfold.errors import InputError
-from eightfold.types import Grammar, SamplingParams
-
-TOLERATED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
-"""Top-level fields that cannot change an answer, whatever they hold. Keys inside messages go to the chat template."""
+from eightfold.server.fields import TOLERATED, check_tolerated, same, shown, unknown
+from eightfold.types import MOST_INTEGER, Grammar, SamplingParams
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
@@ -68,7 +65,11 @@ MAX_STOPS = 16
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI gives a completion that does not say how long it may be. A chat goes on to the end of the context."""
 
-_TOKEN_ID = re.compile(r"[0-9]+")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# JSON may spell halves of surrogate pairs, which are no characters.
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 class UnknownModelError(InputError):
@@ -79,6 +80,10 @@ class Body(BaseModel):
     """A JSON object whose fields are all known. A field's description is what an error says was expected of it."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class ControlBody(Body):
+    """What steers the server. Nothing beside its own fields is tolerated."""
 
 
 class StreamOptions(Body):
@@ -96,10 +101,10 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = Field(
         None, description="an object with include_usage and continuous_usage_stats, each true or false"
     )
-    max_tokens: int | None = Field(None, description="a whole number, at least 1")
+    max_tokens: int | None = Field(None, description="a whole number, at least 1 and at most 2^31 - 1")
     temperature: float | None = Field(None, description="a finite number, at least 0 (0 is greedy)")
     top_p: float | None = Field(None, description="a number above 0 and at most 1")
-    top_k: int | None = Field(None, description="a whole number, at least 1, or 0 or -1 for all tokens")
+    top_k: int | None = Field(None, description="a whole number from 1 to 2^31 - 1, or 0 or -1 for all tokens")
     min_p: float | None = Field(None, description="a number in [0, 1]")
     repetition_penalty: float | None = Field(None, description="a finite number above 0 (1 is none)")
     presence_penalty: float = Field(0.0, description="a number in [-2, 2]")
@@ -108,7 +113,7 @@ class GenerationBody(Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="a whole number from -2^63 to 2^64 - 1")
     stop: str | list[str] = Field([], description=f"a text, or a list of at most {MAX_STOPS} texts, none of them empty")
     stop_token_ids: list[int] = Field([], description="a list of token ids")
-    min_tokens: int = Field(0, description="a whole number, at least 0")
+    min_tokens: int = Field(0, ge=0, le=MOST_INTEGER, description="a whole number from 0 to 2^31 - 1")
     ignore_eos: bool = Field(False, description="true or false")
     n: int = Field(1, description="a whole number from 1 to 128")
     skip_special_tokens: bool = Field(True, description="true or false")
@@ -174,7 +179,7 @@ class CompletionBody(GenerationBody):
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     max_tokens: int = Field(
-        DEFAULT_COMPLETION_TOKENS, description="a whole number, at least 1; 0 is for echo, which then has no answer"
+        DEFAULT_COMPLETION_TOKENS, description="a whole number from 1 to 2^31 - 1; 0 is for echo, which then has no answer"
     )
     best_of: int | None = Field(None, description="the value of n: the best of more answers is not looked for")
     echo: bool = Field(False, description="true or false")
@@ -206,7 +211,7 @@ class ChatBody(GenerationBody):
     """The body of `/v1/chat/completions`."""
 
     messages: list[dict[str, Any]] = Field(description='a list of objects, each with a "role" and a "content"')
-    max_completion_tokens: int | None = Field(None, description="a whole number, at least 1")
+    max_completion_tokens: int | None = Field(None, description="a whole number, at least 1 and at most 2^31 - 1")
     logprobs: bool = Field(False, description="true or false")
     top_logprobs: int | None = Field(None, description="a whole number from 0 to 20")
     tools: list[dict[str, Any]] = Field([], description='a list of objects, each with the "type" "function" and a "function"')
@@ -282,25 +287,32 @@ def decode_json(raw: bytes) -> object:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        if (half := _HALF_PAIR.search(raw)) is not None:
+            got = f"{half[0].decode()}, half of a surrogate pair, at byte {half.start()}"
+            raise InputError("body", got=got, expected="texts of whole characters") from error
         raise InputError("body", got=f"broken JSON ({error})", expected="one JSON object") from error
 
 
 def check_body(value: object, kind: type[AnyBody]) -> AnyBody:
     """As `parse_body`, where the JSON is decoded already."""
     if not isinstance(value, dict):
-        raise InputError("body", got=_shown(value), expected="a JSON object")
+        raise InputError("body", got=shown(value), expected="a JSON object")
     given: dict[str, Any] = {}
     for name, item in value.items():
         if name in kind.model_fields:
             if item is not None:  # null is a field that is left out, as OpenAI's own clients write it
                 given[name] = item
+        elif issubclass(kind, ControlBody):
+            raise unknown(name, kind.model_fields, "")
         elif name in UNSUPPORTED:
-            if item is not None and not any(_same(item, harmless) for harmless in UNSUPPORTED[name]):
+            if item is not None and not any(same(item, harmless) for harmless in UNSUPPORTED[name]):
                 raise InputError(
-                    name, got=_shown(item), expected=_harmless(UNSUPPORTED[name]), remedy="This field is not supported."
+                    name, got=shown(item), expected=_harmless(UNSUPPORTED[name]), remedy="This field is not supported."
                 )
-        elif name not in TOLERATED:
-            raise _unknown(name, kind, "")
+        elif name in TOLERATED:
+            check_tolerated(name, item)
+        else:
+            raise unknown(name, (*kind.model_fields, *TOLERATED), "")
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -317,8 +329,8 @@ def _refusal(error: ValidationError, given: Mapping[str, Any], kind: type[Body])
         return InputError(name, got="nothing", expected=_expected(kind, name))
     path, value = _walk(given, first["loc"])
     if first["type"] == "extra_forbidden":
-        return _unknown(str(first["loc"][-1]), _nested(kind, name), f"{name}.")
-    return InputError(path, got=_shown(value), expected=_expected(kind, name))
+        return unknown(str(first["loc"][-1]), _nested(kind, name).model_fields, name)
+    return InputError(path, got=shown(value), expected=_expected(kind, name))
 
 
 def _nested(kind: type[Body], name: str) -> type[Body]:
@@ -340,13 +352,6 @@ def _walk(given: Mapping[str, Any], location: tuple[int | str, ...]) -> tuple[st
     return path, value
 
 
-def _unknown(name: str, kind: type[Body], prefix: str) -> InputError:
-    known = [*kind.model_fields, *(() if prefix else TOLERATED)]
-    near = get_close_matches(name, known, n=1)
-    expected = f"{prefix}{near[0]}, the nearest known field" if near else f"one of {', '.join(sorted(kind.model_fields))}"
-    return InputError(f"{prefix}{name}", got="a field that is unknown", expected=expected)
-
-
 def _expected(kind: type[Body], name: str) -> str:
     return kind.model_fields[name].description or "another value"
 
@@ -355,18 +360,8 @@ def _harmless(values: tuple[Any, ...]) -> str:
     return " or ".join(["nothing", *(msgspec.json.encode(value).decode() for value in values)])
 
 
-def _same(value: object, other: object) -> bool:
-    """Equal in JSON, where true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     for token in given:
         if not _TOKEN_ID.fullmatch(token):
-            raise InputError("logit_bias", got=repr(token), expected="token ids, as texts")
+            raise InputError("logit_bias", got=shown(token), expected="token ids, as texts")
     return {int(token): bias for token, bias in given.items()}

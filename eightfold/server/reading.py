@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -73,14 +73,17 @@ def reading_of(serving: Serving, body: ChatBody, token_ids: Sequence[int]) -> Re
     prompt = serving.tokenizer.decode(token_ids[-_LAST_TOKENS:], skip_special_tokens=False)
     # An answer that goes on from a message is past the reasoning.
     reasoning = None if body.continue_final_message else serving.reasoning
-    begin_after = _end_of_reasoning(reasoning, prompt)
     offered = offered_tools(body)
-    grammar = grammar_of(body, begin_after=begin_after)
+    grammar = grammar_of(body)
     if offered:
-        grammar = _with_tools(serving, body, grammar, begin_after)
+        grammar = _with_tools(serving, body, grammar)
+    if grammar is not None and reasoning is not None:
+        grammar = _around_reasoning(grammar, reasoning, prompt)
     if reasoning is None and not offered:
         return Reading(None, frozenset(), grammar)
-    make_parser = partial(AnswerParser, reasoning, serving.tools if offered else None, offered, prompt=prompt)
+    make_parser = partial(
+        AnswerParser, reasoning, serving.tools if offered else None, offered, prompt=prompt, tagged=grammar is not None
+    )
     return Reading(make_parser, serving.tokenizer.special_ids_in(make_parser().markers), grammar)
 
 
@@ -97,7 +100,7 @@ def offered_tools(body: ChatBody) -> Sequence[Mapping[str, Any]]:
     return body.tools
 
 
-def _with_tools(serving: Serving, body: ChatBody, grammar: Grammar | None, begin_after: str) -> Grammar | None:
+def _with_tools(serving: Serving, body: ChatBody, grammar: Grammar | None) -> Grammar | None:
     """The grammar of an answer that may call tools, or has to."""
     if serving.tools is None:
         raise InputError(
@@ -118,11 +121,13 @@ def _with_tools(serving: Serving, body: ChatBody, grammar: Grammar | None, begin
         serving.tools,
         special_ids=serving.tokenizer.special_tokens,
         parallel=body.parallel_tool_calls,
-        begin_after=begin_after,
     )
 
 
-def _end_of_reasoning(reasoning: str | None, prompt: str) -> str:
-    """The text after which the answer proper begins; empty where it begins at once."""
-    its_format = None if reasoning is None else reasoning_format(reasoning)
-    return "" if its_format is None or its_format.end is None or its_format.closed_by(prompt) else its_format.end
+def _around_reasoning(grammar: Grammar, reasoning: str, prompt: str) -> Grammar:
+    """A grammar that leaves the reasoning free: behind its end where the prompt opens it, else only where the answer does."""
+    its_format = reasoning_format(reasoning)
+    if its_format.end is None or its_format.closed_by(prompt):
+        return grammar
+    opened_by = "" if its_format.started_by(prompt) else its_format.start
+    return replace(grammar, begin_after=its_format.end, opened_by=opened_by)

@@ -40,8 +40,9 @@ def load(message: Load, report: Progress) -> tuple[ServedEngine, Callable[[], Se
     Raises:
         InputError: as `Engine.load` and `Tokenizer.load`.
     """
-    engine = ServedEngine.load(EngineConfig(**message.options), report=report)
-    engine.provide_grammars(Tokenizer.load(engine.loaded.path))
+    config = EngineConfig(**message.options)
+    engine = ServedEngine.load(config, report=report)
+    engine.provide_grammars(Tokenizer.load(engine.loaded.path, required=config.needs_weights))
     return engine, partial(describe, engine)
 
 

@@ -34,6 +34,10 @@ class ReasoningFormat:
         end = prompt.rstrip()
         return self.end is not None and (end.endswith(self.start) or (self.always and not end.endswith(self.end)))
 
+    def started_by(self, prompt: str) -> bool:
+        """Whether a prompt ends with the start tag."""
+        return self.end is not None and prompt.rstrip().endswith(self.start)
+
     def closed_by(self, prompt: str) -> bool:
         """Whether a prompt has the reasoning in it already, so that its answer has none."""
         return self.end is not None and prompt.rstrip().endswith(self.end)
@@ -74,12 +78,14 @@ class ReasoningParser(Parser[ContentText | ReasoningText]):
     Args:
         its_format: the tags.
         opened: whether the text begins inside the reasoning; a start tag may still come first, and is dropped.
+        trimmed: whether content without reasoning loses the whitespace before it too.
     """
 
-    def __init__(self, its_format: ReasoningFormat, *, opened: bool) -> None:
+    def __init__(self, its_format: ReasoningFormat, *, opened: bool, trimmed: bool = False) -> None:
         super().__init__()
         self._format = its_format
         self._opened = opened
+        self._trimmed = trimmed
         self._space = ""
         self._begun = False
 
@@ -93,7 +99,7 @@ class ReasoningParser(Parser[ContentText | ReasoningText]):
             yield from reader.until(self._reasoning, its_format.end)
             yield from reader.skip_space()
         else:
-            self._content(space)
+            self._content("" if self._trimmed else space)
         yield from reader.until(self._content)
 
     def _reasoning(self, text: str) -> None:
@@ -120,6 +126,7 @@ class AnswerParser:
         tools: name of the format of tool calls; None leaves calls in the content.
         offered: the functions that the request offers, as OpenAI describes them.
         prompt: the end of the prompt, special tokens included, in which a template may have opened the reasoning.
+        tagged: whether the answer is held to a grammar, under which no reasoning goes without its start tag.
         make_id: names calls.
 
     Attributes:
@@ -136,6 +143,7 @@ class AnswerParser:
         offered: Sequence[Mapping[str, Any]] = (),
         *,
         prompt: str = "",
+        tagged: bool = False,
         make_id: MakeId | None = None,
     ) -> None:
         its_format = None if reasoning is None else reasoning_format(reasoning)
@@ -145,7 +153,8 @@ class AnswerParser:
         if its_format is not None and its_format.end is None:
             self._calls = PARSERS["gpt-oss"](offered, make_id=make_id)  # reads channels of every kind
         elif its_format is not None and not its_format.closed_by(prompt):
-            self._thoughts = ReasoningParser(its_format, opened=its_format.opened_by(prompt))
+            opened = its_format.started_by(prompt) if tagged else its_format.opened_by(prompt)
+            self._thoughts = ReasoningParser(its_format, opened=opened, trimmed=tagged)
         tags = () if its_format is None or its_format.end is None else (its_format.start, its_format.end)
         self.markers = (*tags, *(self._calls.markers if self._calls is not None else ()))
 

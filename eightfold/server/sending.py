@@ -115,7 +115,10 @@ async def _ended_before_the_client_left(
     try:
         while not worker.done():
             await asyncio.wait({worker, watcher}, timeout=look_every, return_when=asyncio.FIRST_COMPLETED)
-            if not worker.done() and (watcher.done() or is_stalled()):
+            if not worker.done() and watcher.done():
+                return False
+            if not worker.done() and is_stalled():
+                logger.warning("dropped a client that took nothing of its stream for more than %g seconds", look_every)
                 return False
         return True
     finally:

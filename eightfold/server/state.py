@@ -98,7 +98,8 @@ class AppState:
     def serve(self, model: ServedModel, tokenizer: Tokenizer) -> None:
         """Answer requests from now on."""
         reasoning, tools = chat_formats(tokenizer, self.config.reasoning_parser, self.config.tool_call_parser)
-        self._serving = self.shared.serving = Serving(self.client, tokenizer, model, self.names, reasoning, tools)
+        places = model.max_running_requests + self.config.max_queued_requests
+        self._serving = self.shared.serving = Serving(self.client, tokenizer, model, self.names, reasoning, tools, places)
 
     def replace_model(self, model: ServedModel) -> None:
         """Take over what changed with the weights of a model that is served."""

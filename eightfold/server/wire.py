@@ -85,6 +85,23 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRow:
+    """Sums over the steps of one kind.
+
+    Attributes:
+        steps: how many ended.
+        tokens: that they computed.
+        seconds: that their runs took.
+        gap_seconds: that the device waited before them for the host.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+    gap_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The scheduler's plain numbers at one moment; the counters count since the start.
 
@@ -100,7 +117,7 @@ class Snapshot:
         prefix_lost: those of them whose keys and values were in the cache, and no recurrent state with them.
         preemptions: how often a sequence gave its blocks back.
         num_steps: steps that ended.
-        step_tokens: tokens that the steps computed.
+        steps: sums over steps by kind: "prefill", "decode" or "mixed".
         is_paused: whether steps wait for `continue`.
     """
 
@@ -115,6 +132,7 @@ class Snapshot:
     prefix_lost: int = 0
     preemptions: int = 0
     num_steps: int = 0
+    steps: dict[str, StepRow] = field(default_factory=dict)
     is_paused: bool = False
 
 

@@ -59,6 +59,10 @@ def test_a_table_then_one_json_line_and_the_files(
         (["--extra-body", "[1]"], '--extra-body: got [1]; expected a JSON object, such as {"top_k": 20}'),
         (["--text", "/gone/text"], "--text: got [Errno 2]"),
         (["--base-url", "nowhere"], "--base-url: got nowhere; expected a URL such as http://127.0.0.1:30000"),
+        (
+            ["--base-url", "http://a:1", "--port", "9"],
+            "--base-url: got http://a:1, and --host or --port beside it; expected one",
+        ),
         (["--goodput", "speed:5"], "goodput metric speed: got an unknown name"),
         (["--input-len", "0"], "--input-len: got 0; expected at least 1"),
     ],
@@ -67,6 +71,13 @@ def test_refusals(words: list[str], message: str, text: str, capsys: pytest.Capt
     source = [] if "--text" in words else ["--text", text]
     assert main(["bench", "serve", *words, *source]) == 2
     assert capsys.readouterr().err.startswith(f"eightfold: {message}")
+
+
+def test_the_address_may_come_as_host_and_port(stub: Stub, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    host, port = stub.url.removeprefix("http://").split(":")
+    words = ["--host", host, "--port", port, "--text", text, "--num-prompts", "1", "--input-len", "9", "--output-len", "2"]
+    assert main(["bench", "serve", *words]) == 0
+    assert capsys.readouterr().out.startswith(f"openai-chat at {stub.url}, ")
 
 
 def test_the_group_lists_its_commands_and_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,8 @@ def test_doctor_shows_versions_and_every_backend(capsys: pytest.CaptureFixture[s
     assert facts["native"]
     (cpu,) = (device for device in facts["devices"] if device["device"] == "cpu")
     assert {"operation": "linear mxfp8", "backend": "reference", "declined": None} in cpu["backends"]
+    shown = {item["operation"] for item in cpu["backends"]}
+    assert shown >= {"experts mxfp8", "gated experts mxfp8", "low latency mxfp8", "attention", "mamba2", "fused"}
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "native library: " in out

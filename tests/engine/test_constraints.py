@@ -36,6 +36,8 @@ WORD = Grammar.json_schema({"enum": ["yes", "no"]})
 class Fixed:
     """Permits the same tokens always, and remembers what it was asked."""
 
+    failure: str = "a limit"
+
     def __init__(self, *token_ids: int, vocab_size: int = 10) -> None:
         bits = np.zeros(vocab_size, dtype=np.bool_)
         bits[list(token_ids)] = True
@@ -49,6 +51,8 @@ class Fixed:
 
 class Free:
     """Permits everything."""
+
+    failure: str = ""
 
     def mask(self, token_ids: SequenceOf[int]) -> bytes | None:
         return None
@@ -249,7 +253,8 @@ def test_a_grammar_that_breaks_down_ends_its_request_alone(folder: Path) -> None
     while engine.has_work:
         events += engine.step()
         engine.scheduler.check_integrity()
-    assert [(event.token_id, event.finish_reason) for event in events if event.request_id == "broken"] == [(None, "abort")]
+    (broken,) = [event for event in events if event.request_id == "broken"]
+    assert (broken.token_id, broken.finish_reason, broken.failure) == (None, "abort", "a limit")
     assert [event.finish_reason for event in events if event.request_id == "other"] == [None, None, "length"]
 
 

@@ -37,8 +37,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"max_total_tokens: got 1000000000000; expected at most \d+, which fit beside the weights",
         ),
         ({"mem_fraction_static": 1e-9}, r"max_total_tokens: got .*mem_fraction_static of \d"),
-        ({"fp8_gemm_backend": "cutlass", "quantization": "mxfp8"}, "backend cutlass, which Eightfold does not have"),
-        ({"attention_backend": "fa3"}, "backend fa3, which Eightfold does not have"),
+        (
+            {"fp8_gemm_backend": "cutlass", "quantization": "mxfp8"},
+            "fp8_gemm_backend: got cutlass, which Eightfold does not have",
+        ),
+        ({"attention_backend": "fa3"}, "attention_backend: got fa3, which Eightfold does not have"),
+        (
+            {"fp8_gemm_backend": "reference"},
+            "fp8_gemm_backend: got reference for weights that are not quantized; expected auto",
+        ),
+        (
+            {"moe_runner_backend": "reference", "quantization": "mxfp8"},
+            "moe_runner_backend: got reference for a model without experts; expected auto",
+        ),
+        ({"scale_rule": "floor"}, "scale_rule: got floor for weights of which none is quantized"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,58 @@ def test_an_end_token_comes_where_the_grammar_is_done_and_then_alone() -> None:
     assert set(permitted(constraint.mask(encode("ab")))) == {EOS_ID, 0}
 
 
+@pytest.mark.parametrize("grammar", [Grammar.regex(r"[^\s\S]"), Grammar.json_schema({"$ref": "#"})])
+def test_what_no_answer_fits_is_refused_by_the_name_of_its_field(grammar: Grammar) -> None:
+    named = replace(grammar, name="guided")
+    check_grammar(named)  # without the model's tokens nothing is wrong with it
+    with pytest.raises(InputError, match="guided: got a grammar that comes to where no token leads on; expected one that some"):
+        COMPILER.compile(named)
+
+
+def test_a_limit_of_the_library_is_told() -> None:
+    constraint, token_ids = COMPILER.compile(Grammar.regex("((a{1,100}){1,100}){1,100}")), encode("a" * 300)
+    for length in range(300):
+        assert constraint.failure == ""
+        if not permitted(constraint.mask(token_ids[:length])):
+            break
+    assert "runs into the limit of work on its regular expressions (" in constraint.failure
+    assert "too many expressions" in constraint.failure
+    assert "aaa" not in constraint.failure  # the log has no text of answers
+
+
+def may_think(grammar: Grammar) -> Grammar:
+    return replace(grammar, begin_after="</think>", opened_by="<think>")
+
+
+def test_an_answer_is_held_to_its_grammar_unless_it_thinks() -> None:
+    grammar = may_think(Grammar.regex("[0-9]+"))
+    for text in ("42", "<think>Hm, hello.</think>42", "\n\n42", "\n<think>\n</think>\n\n42", "<think></think>7"):
+        assert takes(grammar, text), text
+    for text in ("", "x42", "<x", "<think>", "<think>42", "<thin42", "</think>42", "\n\n\n42", "<think></think>x", "4<think>"):
+        assert not takes(grammar, text), text
+    first = permitted(COMPILER.compile(grammar).mask([]))
+    assert set(first) == {*(encode(digit)[0] for digit in "0123456789"), encode("<")[0], *encode("\n"), *encode(" ")}
+
+
+def test_a_grammar_may_begin_as_the_tag_does() -> None:
+    grammar = may_think(Grammar.regex("<[a-z]+>"))
+    for text in ("<table>", "<thing>", "<think>no</think><a>", "<t>"):
+        assert takes(grammar, text), text
+    assert not takes(grammar, "<think>")  # the tag opens the reasoning, whatever the grammar says
+    assert not takes(grammar, "<think>no</think>")
+    spaced = may_think(Grammar.regex(" *x"))
+    assert takes(spaced, "    x")
+    assert takes(spaced, "    <think>y</think>  x")
+
+
+def test_a_tag_that_is_a_special_token_opens_too() -> None:
+    tokenizer = make()
+    compiler = GrammarCompiler(tokenizer, tokenizer.size, [EOS_ID])
+    constraint = compiler.compile(Grammar("regex", "[0-9]", begin_after="<|assistant|>", opened_by="<|user|>"))
+    assert {3, *encode("7")} <= set(permitted(constraint.mask([])))
+    assert accepts(constraint, [3, *encode("Hm"), 4, *encode("7")], EOS_ID)
+
+
 def test_a_token_that_was_not_permitted_ends_in_a_mask_of_nothing() -> None:
     constraint = COMPILER.compile(Grammar.regex("a"))
     assert permitted(constraint.mask(encode("z"))) == []
@@ -175,7 +228,7 @@ def test_a_token_that_was_not_permitted_ends_in_a_mask_of_nothing() -> None:
             Grammar.json_schema({"properties": {"a": {"not": {}}}}),
             r"grammar\.properties\.a\.not: got a keyword that is not supp",
         ),
-        (Grammar.json_schema({"type": "wrong"}), "grammar: got Invalid type: wrong; expected one that llguidance can enforce"),
+        (Grammar.json_schema({"type": "wrong"}), "grammar: got Invalid type: wrong; expected one that can be enforced"),
         (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "grammar: got Unsatisfiable schema"),
         (Grammar.json_schema(False), "grammar: got false, under which nothing is valid"),
         (Grammar.json_schema({"$ref": "http://example.com/x"}), "grammar: got Resource"),

@@ -6,6 +6,7 @@ attention to be peaked. Configurations are small enough that every sequence of 6
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -249,6 +250,14 @@ def save_checkpoint(
             if parameter.is_floating_point() and "rotary" not in name:
                 parameter.copy_(_random(name, parameter, generator))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size, save_original_format=not fused)
+    return folder
+
+
+def save_config(item: Case, folder: Path, **changes: Any) -> Path:
+    """The configuration of a case alone, as that of a bf16 checkpoint, with some keys changed."""
+    config = item.make_config().to_dict() | {"architectures": ["AnyForCausalLM"], "dtype": "bfloat16"} | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -24,7 +24,9 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "models": (*BASE, "kernels", "layers"),
     "models.checkpoint": (*BASE, "quant"),
     "models.stored": (*BASE, "quant", "models.checkpoint"),
+    "models.matching": (*BASE, "quant", "layers", "models"),
     "models.loader": (*BASE, "quant", "kernels", "layers", "models"),
+    "models.dummy": (*BASE, "quant", "kernels", "layers", "models"),
     "hub": BASE,
     "cache": BASE,
     "cache.pools": (*BASE, "layers"),
@@ -41,6 +43,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "evaluate": (*BASE, "quant", "kernels", "layers", "models"),
     "inspection": (*BASE, "quant", "kernels", "layers", "models", "hub"),
     "comparison": (*BASE, "quant", "models"),
+    "serialization": (*BASE, "quant", "models"),
     "quality": (*BASE, "quant", "kernels", "models", "hub", "evaluate", "inspection", "comparison"),
     "budget": (*BASE, "quant", "layers", "models", "evaluate", "quality"),
     "quantize": (*BASE, "quant", "kernels", "models", "hub"),
@@ -52,13 +55,14 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "server.null_engine": (*BASE, *BOOKS, "engine", "hub", "server"),
     "server.real_engine": (*BASE, "engine", "grammar", "inspection", "text", "server"),
     "batch": (*BASE, "llm", "server"),
-    "cli": (*BASE, *WHOLE, "batch", "server", "inspection", "comparison", "quality", "budget", "benchmarks"),
+    "cli": (*BASE, *WHOLE, "batch", "server", "inspection", "serialization", "comparison", "quality", "budget", "benchmarks"),
     "benchmarks": (*BASE, *WHOLE, "quality", "budget"),
     "__init__": ("llm", *BASE),
     "__main__": ("cli",),
 }
 CORE_LIBRARIES = frozenset({"torch", "triton", "numpy", "safetensors", "transformers", "tokenizers", "huggingface_hub"})
 FURTHER_LIBRARIES: Mapping[str, frozenset[str]] = {
+    "kernels.vendor": frozenset({"flashinfer"}),
     "grammar": frozenset({"llguidance"}),
     "hub.gguf_folder": frozenset({"gguf"}),
     "cli": frozenset({"typer", "rich", "click"}),

@@ -13,7 +13,7 @@ from eightfold.errors import InputError
 from eightfold.server.answers import Answer, Piece, Prompt, Serving, Usage, encode_text, gathered, make_answers, renamed, serve
 from eightfold.server.inprocess import EngineFacts
 from eightfold.server.token_stream import RefusedError
-from eightfold.types import FinishReason, Request, SamplingParams, TokenEvent
+from eightfold.types import FinishReason, Grammar, Request, SamplingParams, TokenEvent
 from tests import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer.make()
@@ -50,8 +50,16 @@ class Engine:
         self._batches, self._ends = batches, ends
         self.requests: list[Request] = []
         self.streams: list[Stream] = []
+        self.num_reserved = 0
 
-    def submit(self, request: Request) -> Stream:
+    def reserve(self, count: int) -> None:
+        self.num_reserved += count
+
+    def release(self, count: int) -> None:
+        self.num_reserved -= count
+
+    def submit(self, request: Request, *, reserved: bool = False) -> Stream:
+        self.num_reserved -= reserved
         batches: list[Any] = []
         for number, batch in enumerate(self._batches, 1):
             if isinstance(batch, Exception):
@@ -150,27 +158,50 @@ def test_an_error_of_one_answer_ends_all() -> None:
 
 def test_an_engine_that_takes_no_more_ends_what_it_took() -> None:
     class Full(Engine):
-        def submit(self, request: Request) -> Stream:
+        def submit(self, request: Request, *, reserved: bool = False) -> Stream:
             if len(self.requests) == 2:
+                self.num_reserved -= reserved
                 raise InputError("queue", got="2 requests", expected="fewer")
-            return super().submit(request)
+            return super().submit(request, reserved=reserved)
 
     engine = Full("a", ends=False)
     with pytest.raises(InputError, match="queue"):
-        served(engine, answers(engine, 3))
+        served(engine, answers(engine, 4))
     assert [stream.aborted for stream in engine.streams] == ["abort", "abort"]
+    assert engine.num_reserved == 0
 
 
-def test_further_answers_wait_where_the_queue_is_full() -> None:
+def test_a_body_has_places_for_all_of_its_answers_or_none() -> None:
     class Narrow(Engine):
-        def submit(self, request: Request) -> Stream:
-            if sum(not stream.is_over for stream in self.streams) == 1:
+        def reserve(self, count: int) -> None:
+            if count > 5:
                 raise RefusedError("the queue", got="1 request", expected="fewer", kind="queue_full")
-            return super().submit(request)
+            super().reserve(count)
 
     engine = Narrow("ab", "c")
     assert texts(served(engine, answers(engine, n=3))) == [["ab", "c"]] * 3
+    assert engine.num_reserved == 0
+    for asked in (answers(engine, 2, n=3), answers(engine, 6)):
+        with pytest.raises(RefusedError):
+            served(engine, asked)
     assert len(engine.requests) == 3
+
+
+@pytest.mark.parametrize(("num_prompts", "n", "what"), [(1, 9, "n"), (9, 1, "prompt"), (3, 3, "n")])
+def test_a_body_that_can_never_have_its_places_is_refused(num_prompts: int, n: int, what: str) -> None:
+    serving = Serving(Engine(), TOKENIZER, FACTS, ["tiny"], num_places=8)
+    prompts = [Prompt([5, 6], None, f"prompt[{index}]") for index in range(num_prompts)]
+    with pytest.raises(InputError, match="at most 8 in all, which --max-running-requests and --max-queued") as caught:
+        make_answers(serving, "id", prompts, SamplingParams(n=n))
+    assert (type(caught.value), caught.value.what) == (InputError, what)
+
+
+def test_a_grammar_that_cannot_be_kept_is_an_error_of_its_field(caplog: pytest.LogCaptureFixture) -> None:
+    (answer,) = answers(Engine("a"), grammar=Grammar("regex", "a", name="guided_regex"))
+    answer.take([TokenEvent("id-0", 5)])
+    with pytest.raises(InputError, match="guided_regex: got after 1 tokens of the answer a limit; expected one that can be"):
+        answer.take([TokenEvent("id-0", None, finish_reason="abort", failure="a limit")])
+    assert "id-0 ended after 1 tokens: a limit" in caplog.text
 
 
 def test_requests_have_ids_seeds_and_defaults_of_their_own() -> None:

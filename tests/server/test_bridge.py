@@ -101,10 +101,10 @@ def test_refusals(tiny_checkpoint: Path) -> None:
             await all_of(client, ask(prompt=(5,) * 64))
         assert too_long.value.kind == "invalid"
         running = [client.submit(ask(f"{name}-0", max_tokens=60)) for name in "abc"]
-        with pytest.raises(RefusedError, match="request_id: got a-0"):
+        with pytest.raises(RefusedError, match="rid: got a; expected one that is not in use"):
             client.submit(ask("a-0"))
         extra = client.submit(ask("d-0"))
-        with pytest.raises(RefusedError, match=r"the queue: got 4 requests .* fewer than 4") as full:
+        with pytest.raises(RefusedError, match=r"the queue: got 4 requests .* one place asked for; expected at most 4") as full:
             client.submit(ask("e-0"))
         assert full.value.kind == "queue_full"
         running[0].abort()
@@ -115,6 +115,47 @@ def test_refusals(tiny_checkpoint: Path) -> None:
 
     options = {"model": str(tiny_checkpoint), "max_running_requests": 3, "context_length": 64}
     talk(conversation, NULL, options, null_step_seconds=0.01, max_queued_requests=1)
+
+
+def test_what_cannot_be_sent_takes_no_place(tiny_checkpoint: Path) -> None:
+    async def conversation(client: EngineClient) -> None:
+        await client.loaded()
+        for bad in (ask(prompt=(2**64,)), ask("\ud800-0")):
+            with pytest.raises((OverflowError, UnicodeEncodeError)):
+                client.submit(bad)
+        with pytest.raises(OverflowError):
+            await client.control("check", number=2**64)
+        assert (client.num_open, client.num_waiting) == (0, 0)
+        assert len(await all_of(client, ask())) == 3
+        assert client.silent_seconds < DEADLINE
+        assert not client._controls
+
+    options = {"model": str(tiny_checkpoint), "max_running_requests": 1}
+    talk(conversation, NULL, options, max_queued_requests=0)
+
+
+def test_places_are_kept_until_they_are_used_or_given_back(tiny_checkpoint: Path) -> None:
+    async def conversation(client: EngineClient) -> None:
+        await client.loaded()
+        client.reserve(2)
+        with pytest.raises(RefusedError, match="got 2 requests that are not done, and 2 places asked for; expected at most 3"):
+            client.reserve(2)
+        stream = client.submit(ask("a-0", max_tokens=10**6), reserved=True)
+        assert client.num_waiting == 1  # though the engine has not heard of it yet
+        client.submit(ask("b-0"))
+        with pytest.raises(RefusedError):
+            client.submit(ask("c-0"))
+        client.release(1)
+        await all_of(client, ask("c-0"))
+        error = RuntimeError("the end")
+        assert client.fail_all(error) >= 1
+        with pytest.raises(RuntimeError, match="the end"):
+            await read_all(stream)
+        assert client.num_open == 0
+        await until(lambda: client.snapshot.running == 0)
+
+    options = ENDLESS | {"model": str(tiny_checkpoint), "max_running_requests": 2}
+    talk(conversation, NULL, options, null_step_seconds=0.001, max_queued_requests=1)
 
 
 def test_an_interval_makes_pieces_of_several_tokens(tiny_checkpoint: Path) -> None:

@@ -91,6 +91,9 @@ def test_all_requests_are_aborted(null_server: LiveServer) -> None:
         ("/abort_request", {"rid": "a", "abort_all": True}, ("rid", "both")),
         ("/abort_request", {"ridd": "a"}, ("ridd", "rid, the nearest known field")),
         ("/abort_request", b"{", ("body", "broken JSON")),
+        ("/flush_cache", {"zz": 1}, ("zz", "a field that is unknown", "no fields")),
+        ("/continue_generation", {"user": "x"}, ("user", "a field that is unknown")),
+        ("/continue_generation", b"[]", ("body", "expected a JSON object")),
         ("/pause_generation", {"mode": "retract"}, ("mode", "'retract'", '"abort"', '"in_place"')),
         ("/update_weights_from_disk", {}, ("model_path", "nothing")),
         ("/update_weights_from_disk", {"model_path": "x", "flush_cache": False}, ("flush_cache", "False", "true")),
@@ -137,6 +140,9 @@ def test_the_cache_is_flushed(null_server: LiveServer) -> None:
     cached()
     assert cached() > 0
     assert null_server.post("/flush_cache").json()["success"] is True
+    assert cached() == 0
+    assert cached() > 0
+    assert null_server.get("/flush_cache").json()["success"] is True
     assert cached() == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ def test_a_pause_keeps_what_runs_and_the_loop_alive(play: Callable[..., Script])
     assert len(silent) >= 2
     assert all(message.snapshot is not None and message.snapshot.is_paused for message in silent[:2])
     assert len(script.events()) == 3
+
+
+def test_steps_are_counted_by_kind_and_a_pause_is_no_gap(
+    play: Callable[..., Script], engine: NullEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = count()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))  # one tick from each reading to the next
+    script = play([ask("a", max_tokens=4)], [Control(1, "pause", {"abort": False})], [], [Control(2, "continue", {})], [], [])
+    (last,) = [message.snapshot for message in script.sent if isinstance(message, News) and message.snapshot is not None][-1:]
+    assert (last.steps["prefill"].steps, last.steps["prefill"].tokens) == (1, 2)
+    assert (last.steps["decode"].steps, last.steps["decode"].seconds) == (3, 3.0)
+    assert last.steps["decode"].gap_seconds == 2.0  # of three decodes one came after the pause
+    assert last.steps["mixed"].steps == 0
 
 
 def test_a_pause_that_aborts_ends_running_and_waiting_requests(play: Callable[..., Script]) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,58 @@ def test_what_does_not_end_in_time_is_aborted(tiny_checkpoint: Path) -> None:
         assert server.wait() == 0
 
 
+def test_what_is_paused_is_ended_at_once(tiny_checkpoint: Path) -> None:
+    with live_server(tiny_checkpoint, *SLOW_NULL) as server, server.client() as client:
+        _, lines = begin(server, client)
+        assert server.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+        eventually(lambda: server.get("/server_info").json()["snapshot"]["is_paused"])
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        error = last_event(lines)["error"]
+        assert (error["code"], error["type"]) == ("shutting_down", "server_error")
+        assert server.wait() == 0
+        assert time.monotonic() - began < 20  # of the 30 seconds that requests have
+
+
+def test_requests_amid_a_long_step_count_as_waiting(tiny_checkpoint: Path) -> None:
+    with live_server(tiny_checkpoint, "--engine", "null", "--null-step-ms", "4000") as server, server.client() as client:
+        with ThreadPoolExecutor(3) as pool:
+            asks = [pool.submit(server.post, "/v1/completions", {"prompt": "hello", "max_tokens": 1}) for _ in range(3)]
+            eventually(lambda: server.metric("vllm:num_requests_waiting"), lambda count: count == 3, within=3)
+            assert client.get("/health").json()["waiting"] == 3
+            assert {item.result().status_code for item in asks} == {200}
+        eventually(server.is_idle)
+
+
+def test_a_client_that_takes_nothing_is_dropped_without_an_error_in_the_log(tiny_checkpoint: Path) -> None:
+    flags = ("--engine", "null", "--context-length", "300000", "--stream-timeout", "0.3")
+    with live_server(tiny_checkpoint, *flags) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as slow:
+            body = json.dumps(ENDLESS).encode()
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            eventually(lambda: any("dropped a client that took nothing" in line for line in server.lines))
+            eventually(server.is_idle)
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+    assert not [line for line in server.lines if " ERROR " in line]
+
+
+def test_probes_need_no_key(tiny_checkpoint: Path) -> None:
+    with live_server(tiny_checkpoint, "--engine", "null", api_key="secret") as server:
+        for path, status in (("/health", 200), ("/ready", 200), ("/metrics", 401), ("/v1/models", 401)):
+            assert httpx.get(server.url + path, trust_env=False).status_code == status, path
+
+
 def test_a_second_signal_leaves_at_once(tiny_checkpoint: Path) -> None:
     with live_server(tiny_checkpoint, *SLOW_NULL) as server, server.client() as client:
-        begin(server, client)
+        stream = begin(server, client)  # kept, or the client would leave
         left = server.children()
         server.signal(signal.SIGINT)
         eventually(lambda: server.get("/health").json()["state"], lambda state: state == "draining")
         server.signal(signal.SIGINT)
         assert server.wait() == 128 + signal.SIGINT
+        assert stream[0].status_code == 200
         eventually(lambda: left & set(processes()), lambda alive: not alive)
 
 

@@ -23,7 +23,12 @@ WITH_TOOLS = (
     "{% for call in message.tool_calls or [] %}<{{ call.function.arguments.city }}>{% endfor %};{% endfor %}"
     "{% if think %}THINK{% endif %}{% if add_generation_prompt %}A:{% endif %}"
 )
+PICKY = tiny_tokenizer.CHAT_TEMPLATE + "{# tool #}"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def with_parameters(schema: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
 
 
 def body(*messages: Any, **fields: Any) -> ChatBody:
@@ -114,6 +119,22 @@ def test_tools_and_variables_that_have_no_effect_are_refused() -> None:
         (user([{"type": "text", "text": "a"}, {"type": "input_audio"}]), "messages[0].content[1].type", "got input_audio"),
         (user([{"type": "text"}]), "messages[0].content[0].text", "got nothing; expected a text"),
         (user(["a"]), "messages[0].content[0]", "got 'a'"),
+        (user("a") | {"zz": None}, "messages[0].zz", "a field that is unknown"),
+        (user("a") | {"nme": "x"}, "messages[0].nme", "messages[0].name, the nearest known field"),
+        (user("a") | {"name": "me"}, "messages[0].name", "the model's chat template does not read it"),
+        (user("a") | {"name": 5}, "messages[0].name", "got 5; expected a text"),
+        (user("a") | {"audio": {"id": "x"}}, "messages[0].audio", "null: it is not supported"),
+        (user([{"type": "text", "text": "a", "zz": 1}]), "messages[0].content[0].zz", "a field that is unknown"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}, "zz": 1}]},
+            "messages[0].tool_calls[0].zz",
+            "a field that is unknown",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "zz": 1}}]},
+            "messages[0].tool_calls[0].function.zz",
+            "a field that is unknown",
+        ),
         (user([{"type": "novel"}]), "messages[0].content[0]", "expected a part such as"),
         ({"role": "assistant", "tool_calls": [{"function": 1}]}, "messages[0].tool_calls[0]", "expected a call such as"),
         ({"role": "assistant", "content": "", "tool_calls": 1}, "messages[0].tool_calls", "got 1; expected a list"),
@@ -130,19 +151,54 @@ def test_tools_and_variables_that_have_no_effect_are_refused() -> None:
     ],
 )
 def test_malformed_messages_are_refused_by_path(message: Any, what: str, words: str) -> None:
-    error = refusal(body(message))
+    error = refusal(body(message), tiny_tokenizer.make(chat_template=WITH_TOOLS))
     assert error.what == what
     assert words in str(error)
 
 
 def test_what_the_template_does_not_take_is_about_the_messages() -> None:
     assert refusal(body()).what == "messages"
-    error = refusal(body({"role": "tool", "content": "a"}))
+    error = refusal(body({"role": "function", "content": "a"}), tiny_tokenizer.make(chat_template=PICKY))
     assert error.what == "messages"
-    assert "no such role: tool" in str(error)
+    assert "no such role: function" in str(error)
     error = refusal(body(user("a")), tiny_tokenizer.make(chat_template=None))
     assert error.what == "messages"
     assert "a tokenizer without a chat template" in str(error)
+
+
+def test_calls_and_results_that_the_template_has_no_place_for_are_refused() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    error = refusal(body(user("a"), {"role": "assistant", "content": "b", "tool_calls": [call]}))
+    assert (error.what, error.expected) == ("messages[1].tool_calls", "none: the model's chat template takes no tools")
+    for role in ("tool", "function"):
+        assert refusal(body({"role": role, "tool_call_id": "1", "content": "wet"})).what == "messages[0].role"
+    assert rendered(body({"role": "assistant", "content": "b", "tool_calls": []}))  # none at all
+
+
+def test_what_clients_give_back_of_an_answer_is_tolerated() -> None:
+    told: dict[str, Any] = {
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+        "name": None,
+    }
+    history = {"role": "assistant", "content": "b", "reasoning_content": "hm", "reasoning": None, **told}
+    cached = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    assert rendered(body(user([cached]), history)) == "<s><|user|>a</s><|assistant|>b</s><|assistant|>"
+    declined = {"role": "assistant", "content": None, "refusal": "no"}
+    assert "<|assistant|>no</s>" in rendered(body(user("a"), declined))
+
+
+def test_fields_that_the_template_reads_reach_it() -> None:
+    template = (
+        "{% for message in messages %}{{ message['name'] }}:{{ message.reasoning_content }}:{{ message.mood }};{% endfor %}"
+    )
+    knowing = tiny_tokenizer.make(chat_template=template)
+    assert rendered(body(user("a") | {"name": "me", "reasoning": "hm", "mood": "well"}), knowing) == "me:hm:well;"
+    result = {"role": "tool", "name": "weather", "tool_call_id": "1", "content": "wet"}  # the call names it already
+    assert rendered(body(result), tiny_tokenizer.make(chat_template=WITH_TOOLS)) == "tool:wet;A:"
 
 
 def test_a_template_that_never_ends_is_ended() -> None:
@@ -174,6 +230,14 @@ def test_work_in_limited_time_returns_and_raises() -> None:
         ([{"type": "function", "function": {"name": ""}}], "tools[0].function"),
         ([{"type": "function", "function": {"name": "f", "parameters": []}}], "tools[0].function.parameters"),
         ([TOOL, TOOL], "tools[1].function.name"),
+        ([TOOL | {"zz": 1}], "tools[0].zz"),
+        ([{"type": "function", "function": {"name": "f", "zz": 1}}], "tools[0].function.zz"),
+        ([{"type": "function", "function": {"name": "f", "strict": "yes"}}], "tools[0].function.strict"),
+        ([{"type": "function", "function": {"name": "f", "description": 5}}], "tools[0].function.description"),
+        (with_parameters({"type": "wrong"}), "tools[0].function.parameters.type"),
+        (with_parameters({"properties": {"a": {"type": ["string", 5]}}}), "tools[0].function.parameters.properties.a.type"),
+        (with_parameters({"properties": {"a": 5}}), "tools[0].function.parameters.properties.a"),
+        (with_parameters({"anyOf": {}}), "tools[0].function.parameters.anyOf"),
     ],
 )
 def test_malformed_tools_are_refused_by_path(tools: Any, what: str) -> None:
@@ -184,3 +248,6 @@ def test_malformed_tools_are_refused_by_path(tools: Any, what: str) -> None:
 
 def test_tools_as_openai_describes_them_pass() -> None:
     check_tools([TOOL, {"type": "function", "function": {"name": "g"}}])
+    check_tools([{"type": "function", "function": {"name": "g", "strict": True, "description": None, "parameters": None}}])
+    # Nothing holds a free call to its schema, so that words which could not be enforced do no harm.
+    check_tools(with_parameters({"properties": {"a": {"not": {}, "nullable": True}}, "uniqueItems": True, "if": {}}))

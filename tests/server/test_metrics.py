@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -12,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from eightfold.server.config import MetricsNames
 from eightfold.server.metrics import Metrics
 from eightfold.server.timing import Recorder, RequestTimes
-from eightfold.server.wire import BackendRow, ServedModel, Snapshot
+from eightfold.server.wire import BackendRow, ServedModel, Snapshot, StepRow
 
 # The queries of vLLM's and SGLang's own boards name these (each with _bucket, _sum and _count where it is a histogram).
 VLLM_BOARD = (
@@ -55,6 +57,7 @@ def client(**changes: Any) -> Any:
         "snapshot": Snapshot(
             running=2, waiting=3, num_blocks=10, free_blocks=4, prompt_tokens=50, generated_tokens=60,
             prefix_queries=40, prefix_hits=10, prefix_lost=6, preemptions=1,
+            steps={"decode": StepRow(7, 14, 0.5, 0.25), "mixed": StepRow(1, 9, 0.125, 0.0)},
         ),
         "finished": Counter({"stop": 4, "abort": 1}),
         "rate": 12.5,
@@ -64,7 +67,7 @@ def client(**changes: Any) -> Any:
             backends=(BackendRow("linear mxfp8", "cpu", 2, ("fold: there is no GPU",)),),
         ),
     }  # fmt: skip
-    return SimpleNamespace(**(known | changes))
+    return SimpleNamespace(**(known | {"num_waiting": 4} | changes))
 
 
 def samples(names: MetricsNames, **changes: Any) -> dict[tuple[str, str], float]:
@@ -75,7 +78,9 @@ def samples(names: MetricsNames, **changes: Any) -> dict[tuple[str, str], float]
         for sample in family.samples:
             assert sample.labels["model_name"] == "tiny"
             own = [
-                value for label, value in sample.labels.items() if label in ("le", "finished_reason", "block_size", "backend")
+                value
+                for label, value in sample.labels.items()
+                if label in ("le", "finished_reason", "block_size", "backend", "kind")
             ]
             found[sample.name, own[-1] if own else ""] = sample.value
     return found
@@ -92,7 +97,7 @@ def test_numbers_under_vllms_names() -> None:
     found = samples("vllm")
     expected = {
         ("vllm:num_requests_running", ""): 2,
-        ("vllm:num_requests_waiting", ""): 3,
+        ("vllm:num_requests_waiting", ""): 4,
         ("vllm:kv_cache_usage_perc", ""): 0.6,
         ("vllm:prompt_tokens_total", ""): 50,
         ("vllm:generation_tokens_total", ""): 60,
@@ -112,6 +117,10 @@ def test_numbers_under_vllms_names() -> None:
         ("eightfold:backend_info", "cpu"): 1,
         ("eightfold:load_seconds", ""): 1.5,
         ("eightfold:prefix_tokens_lost_total", ""): 6,
+        ("eightfold:steps_total", "decode"): 7,
+        ("eightfold:step_tokens_total", "mixed"): 9,
+        ("eightfold:step_seconds_total", "decode"): 0.5,
+        ("eightfold:host_gap_seconds_total", "decode"): 0.25,
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert not [name for name, _ in found if name.startswith("sglang:")]
@@ -131,6 +140,13 @@ def test_numbers_under_sglangs_names() -> None:
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert not [name for name, _ in found if name.startswith("vllm:")]
+
+
+def test_the_page_lists_our_own_names() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(eightfold:\w+)` \|", page, re.MULTILINE)) == {
+        name for name, _ in samples("vllm") if name.startswith("eightfold:")
+    }
 
 
 def test_both_and_the_time_of_loading() -> None:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eightfold.server.errors import BodyTooLargeError, answer_to
-from eightfold.server.middleware import Identified, Keyed, Limited, SameOrigin, Timed, wrapped
+from eightfold.server.middleware import Guarded, Identified, Keyed, Limited, SameOrigin, Timed, wrapped
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +55,22 @@ def test_a_line_is_logged_without_the_prompt(caplog: pytest.LogCaptureFixture) -
     assert "id mine" in record.getMessage()
     assert "prompt" not in record.getMessage()
     assert "secret" not in record.getMessage()
+
+
+def test_an_error_after_a_whole_answer_is_logged_and_cuts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def told_and_raised(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({"error": "told"}, 500)(scope, receive, send)
+        raise ValueError("a fault")
+
+    assert ask(Guarded(told_and_raised)).json() == {"error": "told"}
+    assert "GET / failed" in caplog.text
+    assert "ValueError: a fault" in caplog.text
+
+    async def raised(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError("a fault")
+
+    with pytest.raises(ValueError, match="a fault"):
+        ask(Guarded(raised))
 
 
 def test_bodies_are_logged_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:

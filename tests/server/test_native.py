@@ -45,6 +45,22 @@ def test_generate_takes_sglangs_parameters() -> None:
     assert told["meta_info"]["finish_reason"] == {"type": "stop", "matched": "wö"}
 
 
+def test_no_tokens_compute_the_prompt_alone() -> None:
+    params = {"max_new_tokens": 0}
+    told = ask("/generate", {"text": "hello", "sampling_params": params, "return_logprob": True, "logprob_start_len": 0})
+    assert (told["text"], told["output_ids"]) == ("", [])
+    assert told["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    assert told["meta_info"]["completion_tokens"] == 0
+    assert len(told["meta_info"]["input_token_logprobs"]) == told["meta_info"]["prompt_tokens"] == 2
+    (frame,) = events(post(make_llm(saying(TEXT)), "/generate", {"text": "a", "stream": True, "sampling_params": params}))
+    assert frame["text"] == ""
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    refused = ask("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400)
+    assert refused["error"]["message"] == "prompt: got both of prompt and messages; expected one of the two"
+
+
 def test_several_prompts_get_a_list() -> None:
     told = ask("/generate", {"text": ["hello", "a"], "sampling_params": {"n": 2}})
     assert [item["text"] for item in told] == [TEXT] * 4
@@ -83,7 +99,12 @@ def test_log_probabilities_are_triples(start: int, told: Any) -> None:
         ({"text": []}, "text", "got an empty list"),
         ({"text": ["a", "b" * 80]}, "text[1]", "got 81 tokens"),
         ({"input_ids": [VOCAB_SIZE]}, "input_ids", f"got {VOCAB_SIZE}"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens", "got 0"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens", "got -1"),
+        ({"text": "a", "sampling_params": {"sampling_seed": 10**30}}, "sampling_params.sampling_seed", "2^64 - 1"),
+        ({"text": "a", "sampling_params": {"regex": "("}}, "sampling_params.regex", "expected one that can be enforced"),
+        ({"text": "a", "sampling_params": {"regex": "[^\\s\\S]"}}, "sampling_params.regex", "no token leads on"),
+        ({"text": "a", "sampling_params": [{}]}, "sampling_params", "expected an object of sampling parameters, for all"),
+        ({"text": ["a"], "rid": ["b"]}, "rid", "expected a text, which comes back"),
         ({"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens", "unknown"),
         ({"text": "a", "sampling_params": {"temperature": "x"}}, "sampling_params.temperature", "got 'x'"),
         ({"text": "a", "sampling_params": [{}]}, "sampling_params", "got [{}]"),

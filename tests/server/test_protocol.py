@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eightfold.errors import InputError
-from eightfold.server.protocol import TOLERATED, UNSUPPORTED, Body, ChatBody, CompletionBody, parse_body
+from eightfold.server.fields import TOLERATED
+from eightfold.server.protocol import UNSUPPORTED, Body, ChatBody, CompletionBody, ControlBody, parse_body
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -78,11 +79,60 @@ def test_logprobs_of_chats_have_two_fields() -> None:
     assert chat(logprobs=True, top_logprobs=3).params(9).logprobs == 3
 
 
-@pytest.mark.parametrize("name", sorted(TOLERATED))
-@pytest.mark.parametrize("value", [None, "x", {"a": [1]}, True])
-def test_what_cannot_change_an_answer_is_tolerated(name: str, value: Any) -> None:
-    assert completion(**{name: value}) == completion()
-    assert chat(**{name: value}) == chat()
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("user", ["me"], [5, {}]),
+        ("metadata", [{}, {"a": "b"}], [5, {"a": 1}, "x"]),
+        ("store", [True, False], ["yes", 1]),
+        ("service_tier", ["auto", "default", "flex", "priority"], ["zzz", 1]),
+        ("safety_identifier", ["me"], [5]),
+        ("prompt_cache_key", ["me"], [["a"]]),
+    ],
+)
+def test_what_cannot_change_an_answer_is_tolerated_where_it_makes_sense(name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in (None, *good):
+        assert completion(**{name: value}) == completion()
+        assert chat(**{name: value}) == chat()
+    for value in bad:
+        with pytest.raises(InputError, match=f"{name}: got ") as caught:
+            completion(**{name: value})
+        assert caught.value.what == name
+
+
+def test_every_tolerated_field_is_tested() -> None:
+    assert sorted(TOLERATED) == ["metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"]
+
+
+HUGE = (2**31, 2**63, 2**64, -(2**63) - 1, 10**30)
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize(
+    "name", ["top_k", "max_tokens", "min_tokens", "n", "stop_token_ids", "logit_bias", "logprobs", "best_of"]
+)
+def test_every_number_is_bounded(name: str, number: int) -> None:
+    values: dict[str, Any] = {"stop_token_ids": [number], "logit_bias": {str(number): 1}}
+    with pytest.raises(InputError) as caught:
+        params_of(completion(**{name: values.get(name, number)}))
+    assert caught.value.what == name
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "min_tokens", "top_logprobs", "seed"])
+def test_every_number_of_a_chat_is_bounded(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        params_of(chat(logprobs=True, **{name: 10**30}))
+    assert caught.value.what == name
+
+
+def test_what_steers_the_server_takes_its_own_fields_alone() -> None:
+    class Steering(ControlBody):
+        speed: int = 0
+
+    assert parse_body(b'{"speed": 1}', Steering).speed == 1
+    for name in ("user", "lora_path", "zz"):
+        with pytest.raises(InputError, match=f"{name}: got a field that is unknown"):
+            parse_body(json.dumps({name: None}).encode(), Steering)
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
@@ -174,13 +224,14 @@ def test_bad_fields_are_refused_by_name(kind: type[Body], value: Any, what: str,
         (b"{", "broken JSON"),
         (b'{"prompt": "a"} x', "broken JSON"),
         (b'{"prompt": "\xff"}', "broken JSON"),
-        (b'{"prompt": "\\ud800"}', "broken JSON"),
+        (b'{"prompt": "\\ud800"}', "got \\ud800, half of a surrogate pair, at byte 12"),
+        (b'{"prompt": "\\udc00 \\ud83d\\ude00"}', "got \\udc00, half of a surrogate pair, at byte 12"),
         (b'{"prompt": "a", "temperature": NaN}', "broken JSON"),
         (b'{"prompt": "a", "temperature": 1e999}', "broken JSON"),
         (b"[" * 100_000, "broken JSON"),
         (b"[]", "got []; expected a JSON object"),
         (b'"prompt"', "expected a JSON object"),
-        (b"null", "got None; expected a JSON object"),
+        (b"null", "got nothing; expected a JSON object"),
     ],
 )
 def test_what_is_no_object_is_refused(raw: bytes, words: str) -> None:

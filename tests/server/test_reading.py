@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from eightfold.server.answers import Serving
 from eightfold.server.inprocess import serving_in_process
 from eightfold.server.protocol import ChatBody
 from eightfold.server.reading import chat_formats, offered_tools, reading_of
+from eightfold.server.tools.deltas import gather
 from tests import tiny_tokenizer
+from tests.grammar.masks import permitted
 from tests.pretended import make_llm, saying
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -62,16 +65,64 @@ def test_a_grammar_begins_after_the_reasoning() -> None:
     encode = thinking.tokenizer.encode
     asked = body(response_format={"type": "json_object"})
 
-    def begin_after(prompt: str, asked: ChatBody = asked) -> str:
-        grammar = reading_of(thinking, asked, encode(prompt)).grammar
+    def tags(prompt: str, asked: ChatBody = asked, serving: Serving = thinking) -> tuple[str, str]:
+        grammar = reading_of(serving, asked, encode(prompt)).grammar
         assert grammar is not None
-        return grammar.begin_after
+        return grammar.begin_after, grammar.opened_by
 
-    assert begin_after("a<think>\n") == "</think>"
-    assert begin_after("a") == "</think>"
-    assert begin_after("a<think>\n\n</think>\n\n") == ""
+    assert tags("a<think>\n") == ("</think>", "")
+    assert tags("a") == ("</think>", "<think>")
+    assert tags("a<think>\n\n</think>\n\n") == ("", "")
     messages = [{"role": "assistant", "content": "a"}]
-    assert begin_after("a", asked.model_copy(update={"messages": messages, "continue_final_message": True})) == ""
+    assert tags("a", asked.model_copy(update={"messages": messages, "continue_final_message": True})) == ("", "")
+    # Without a grammar such a model thinks in any case; under one it says so.
+    always = replace(thinking, reasoning="deepseek-r1")
+    assert tags("a", serving=always) == ("</think>", "<think>")
+    assert tags("a<think>", serving=always) == ("</think>", "")
+    choice = body(tools=[TOOL], tool_choice="required")
+    assert tags("a", choice, replace(thinking, tools="hermes")) == ("</think>", "<think>")
+    assert tags("a", choice, replace(thinking, tools="gpt-oss", reasoning="gpt-oss")) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "content", "reasoning"),
+    [
+        ("42", "42", ""),
+        ("\n\n42", "42", ""),
+        ("<think>\nHm.\n</think>\n\n42", "42", "Hm."),
+        ("<think>Hm", "", "Hm"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-r1"])
+def test_what_is_held_to_a_grammar_is_content_unless_it_says_that_it_thinks(
+    name: str, answer: str, content: str, reasoning: str
+) -> None:
+    thinking = replace(serving(THINKING), reasoning=name)
+    reading = reading_of(thinking, body(guided_regex="[0-9]+"), thinking.tokenizer.encode("a"))
+    assert reading.make_parser is not None
+    parser = reading.make_parser()
+    parsed = gather([*parser.push(answer), *parser.finish()])
+    assert (parsed.content, parsed.reasoning) == (content, reasoning)
+
+
+def test_whoever_does_not_think_is_held_to_a_grammar() -> None:
+    """The whole way: a model that would say "no" has to say a number, in both shapes of a structure."""
+    llm = make_llm(saying("x"), chat_template=THINKING)
+    thinking = serving_in_process(llm.engine, llm.tokenizer, ["tiny"])
+    for fields, good, bad in (
+        ({"guided_regex": "[0-9]+"}, "7", "n"),
+        ({"response_format": {"type": "json_object"}}, "{", "n"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "<", "n"),
+    ):
+        grammar = reading_of(replace(thinking, tools="hermes"), body(**fields), thinking.tokenizer.encode("a")).grammar
+        assert grammar is not None
+        assert llm.engine.grammar_compiler is not None
+        first = permitted(llm.engine.grammar_compiler.compile(grammar).mask([]))
+        encode = thinking.tokenizer.encode
+        assert encode(good, add_special_tokens=False)[0] in first
+        assert encode("<", add_special_tokens=False)[0] in first
+        assert encode(bad, add_special_tokens=False)[0] not in first
+        assert tiny_tokenizer.EOS_ID not in first
 
 
 def test_tools_are_offered_unless_they_are_not_to_be_called() -> None:

@@ -1,8 +1,9 @@
 """Reading tool calls out of an answer: what the formats have in common.
 
 Around a call there is text. Whitespace between that text and a call belongs to neither, and is dropped. What begins like a call
-and has no function's name turns out to be text, and is told as text, tags included. A call whose name was told stays a call:
-where its arguments are cut off, or are no JSON, they are told as they came, and the client's JSON parser finds out.
+and has no function's name turns out to be text, and is told as text, tags included; but where the answer ends before it shows
+which of the two it is, nothing of it is told. A call whose name was told stays a call: where its arguments are cut off, or are
+no JSON, they are told as they came, and the client's JSON parser finds out.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ class CallParser(Parser[Delta]):
         yield from self._reader.skip_space(also)
         return self._reader.recorded()
 
-    def _json_call(self, opening: str) -> Steps[Outcome]:
+    def _json_call(self, opening: str, *, tagged: bool = True) -> Steps[Outcome]:
         """Read `{"name": ..., "arguments": {...}}`; Llama calls the latter "parameters".
 
         Args:
             opening: what was taken before it. Where it is no call, that is content too.
+            tagged: whether a tag, or another call, says that it is one.
         """
         call = _JsonCall()
         self._reader.record()
@@ -87,7 +89,7 @@ class CallParser(Parser[Delta]):
             yield from self._members(call)
             self._name_call(call)
         except Broken:
-            if call.index is None:
+            if call.index is None and not (tagged and self._reader.is_cut_off()):
                 self._content(opening + self._reader.recorded())
                 return "text"
             return "cut"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from eightfold.errors import InputError
-from eightfold.grammar.schema import check_schema
+from eightfold.grammar.compiler import check_grammar
+from eightfold.server.fields import refuse_unknown, shown
 from eightfold.server.tools.detect import tool_format
 from eightfold.server.tools.typed import types_of
 from eightfold.types import Grammar
@@ -29,7 +31,6 @@ def tool_grammar(
     *,
     special_ids: Mapping[str, int] = _NO_IDS,
     parallel: bool = True,
-    begin_after: str = "",
 ) -> Grammar | None:
     """The grammar that a `tool_choice` demands; None where the model is free.
 
@@ -41,7 +42,6 @@ def tool_grammar(
         name: of the format of tool calls.
         special_ids: the tokenizer's special tokens, which a grammar names by id.
         parallel: whether "required" may be several calls. A named function is called once.
-        begin_after: text that ends the reasoning, where there will be some.
 
     Raises:
         InputError: no tools, a function that is not offered, a schema that cannot be enforced. `what` is the field's path.
@@ -63,14 +63,13 @@ def tool_grammar(
             writer.xml(functions, several)
         case "gpt-oss":
             writer.harmony(functions)
-            begin_after = ""  # the reasoning is part of the grammar
-    return Grammar("lark", "\n".join(writer.rules), begin_after)
+    return Grammar("lark", "\n".join(writer.rules), name="tool_choice")
 
 
 def _chosen(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The functions that may be called, each with a schema for its arguments."""
     if not tools:
-        raise InputError("tool_choice", got=_shown(choice), expected="tools beside it")
+        raise InputError("tool_choice", got=shown(choice), expected="tools beside it")
     wanted: object = None
     if isinstance(choice, Mapping):
         function = choice.get("function")
@@ -79,14 +78,18 @@ def _chosen(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any])
         not isinstance(wanted, str) or not isinstance(choice, Mapping) or choice.get("type") != "function"
     ):
         expected = '"auto", "none", "required", or {"type": "function", "function": {"name": "..."}}'
-        raise InputError("tool_choice", got=_shown(choice), expected=expected)
+        raise InputError("tool_choice", got=shown(choice), expected=expected)
+    if isinstance(choice, Mapping):
+        refuse_unknown(choice, ("type", "function"), "tool_choice")
+        refuse_unknown(choice["function"], ("name",), "tool_choice.function")
     functions: list[Mapping[str, Any]] = []
     for index, tool in enumerate(tools):
         function = tool["function"]
         if wanted in (None, function["name"]):
-            schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
-            check_schema(schema, f"tools[{index}].function.parameters")
-            functions.append({"name": function["name"], "parameters": {"type": "object", **schema}})
+            schema = {"type": "object", **(function.get("parameters") or {"properties": {}, "additionalProperties": False})}
+            # Checked by itself, since an error in the grammar of all calls would not say whose it is.
+            check_grammar(replace(Grammar.json_schema(schema), name=f"tools[{index}].function.parameters"))
+            functions.append({"name": function["name"], "parameters": schema})
     if not functions:
         offered = ", ".join(tool["function"]["name"] for tool in tools)
         raise InputError("tool_choice.function.name", got=repr(wanted), expected=f"one of the tools: {offered}")
@@ -213,8 +216,3 @@ def _literal(text: str) -> str:
 
 def _json(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": dict(_SPACING)}, ensure_ascii=False)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

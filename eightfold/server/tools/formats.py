@@ -26,7 +26,7 @@ class HermesParser(CallParser):
     def _parse(self) -> Steps[None]:
         start, end = self.markers
         say, sought = self._content, [start]
-        while (marker := (yield from self._reader.until(say, *sought))) is not None:
+        while (marker := (yield from self._reader.until(say, *sought, cut=sought[1:]))) is not None:
             say, sought = self._content, [start]
             if marker == end:
                 continue
@@ -55,23 +55,25 @@ class LlamaParser(CallParser):
         while True:
             say = self._content
             if (yield from self._reader.peek()) == "{":
-                if (yield from self._calls(opening)) == "cut":
+                if (yield from self._calls(opening, tagged=self.markers[0] in opening)) == "cut":
                     say = self._drop
-            else:
+            elif self.markers[0] not in opening or not self._reader.is_cut_off():
                 self._content(opening)
             if (yield from self._reader.until(say, *self.markers)) is None:
                 break
             opening = self.markers[0] + (yield from self._space_taken())
         self._end_content()
 
-    def _calls(self, opening: str) -> Steps[str]:
+    def _calls(self, opening: str, *, tagged: bool) -> Steps[str]:
         while True:
-            outcome = yield from self._json_call(opening)
+            outcome = yield from self._json_call(opening, tagged=tagged)
             if outcome != "whole":
                 return outcome
+            tagged = True
             opening = yield from self._space_taken(";,")
             if (yield from self._reader.peek()) != "{":
-                self._content(opening)
+                if not self._reader.is_cut_off():
+                    self._content(opening)
                 return outcome
 
     def _is_function(self, name: str) -> bool:
@@ -118,6 +120,8 @@ class MistralParser(CallParser):
             given_id = yield from self._word()
             separator = yield from reader.goes_on_with("[ARGS]")
         if not name or separator is None or (yield from reader.skip_space()) != "{":
+            if reader.is_cut_off("[ARGS]", "[CALL_ID]"):
+                return "cut"
             self._content(opening + reader.recorded())
             return "text"
         reader.recorded()
@@ -146,7 +150,7 @@ class XmlParser(CallParser):
     def _parse(self) -> Steps[None]:
         start, end, function = self.markers[:3]
         sought = [start, function]
-        while (marker := (yield from self._reader.until(self._content, *sought))) is not None:
+        while (marker := (yield from self._reader.until(self._content, *sought, cut=sought[2:]))) is not None:
             sought = [start, function]
             if marker == end:
                 continue
@@ -164,6 +168,9 @@ class XmlParser(CallParser):
             is_function = (yield from reader.goes_on_with("<function=")) is not None
         name: list[str] = []
         if not is_function or (yield from reader.until(name.append, ">", "<", "\n")) != ">" or not "".join(name).strip():
+            if reader.is_cut_off("<function="):
+                yield from reader.until(self._drop)
+                return False
             self._content(opening + reader.recorded())
             return False
         reader.recorded()
@@ -186,7 +193,7 @@ class XmlParser(CallParser):
         key = "".join(parts).strip()
         value = TypedValue(types_of(schema, key), lambda text: self._tell(CallArguments(index, text)))
         self._tell(CallArguments(index, f"{separator}{json_text(key)}: "))
-        if (yield from self._reader.until(value.push, "</parameter>")) is not None:
+        if (yield from self._reader.until(value.push, "</parameter>", cut=["</parameter>"])) is not None:
             value.finish()
 
 
@@ -223,7 +230,7 @@ class HarmonyParser(CallParser):
             parts += 1
             self._tell(CallArguments(index, text))
 
-        marker = yield from self._reader.until(say, *markers)
+        marker = yield from self._reader.until(say, *markers, cut=markers)
         if marker is not None and parts == 0:
             say("{}")
         return marker

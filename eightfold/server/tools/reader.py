@@ -8,7 +8,7 @@ text however it was cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -58,6 +58,10 @@ class Reader:
             self._recorded.append(taken)
         return taken
 
+    def is_cut_off(self, *markers: str) -> bool:
+        """Whether the text has ended, in nothing but the beginning of a marker where any is left."""
+        return self._ended and (not self._text or any(marker.startswith(self._text) for marker in markers))
+
     def peek(self) -> Steps[str]:
         """The next character, left where it is; empty at the end."""
         while not self._text and not self._ended:
@@ -83,8 +87,14 @@ class Reader:
                 return None
             yield
 
-    def until(self, say: Callable[[str], None], *markers: str) -> Steps[str | None]:
-        """Hand text to `say` as it becomes certain, up to the first marker, which is taken too; None at the end of the text."""
+    def until(self, say: Callable[[str], None], *markers: str, cut: Sequence[str] = ()) -> Steps[str | None]:
+        """Hand text to `say` as it becomes certain, up to the first marker, which is taken too; None at the end of the text.
+
+        Args:
+            say: takes the text.
+            markers: end it.
+            cut: markers of which the beginning, where the whole text ends in it, is no text but a marker that was cut off.
+        """
         while True:
             found = min(((at, marker) for marker in markers if (at := self._text.find(marker)) >= 0), default=None)
             if found is not None:
@@ -92,7 +102,9 @@ class Reader:
                 self.take(len(found[1]))
                 return found[1]
             if self._ended:
-                self._say(say, len(self._text))
+                num_cut = max((_overlap(self._text, marker) for marker in cut), default=0)
+                self._say(say, len(self._text) - num_cut)
+                self.take(num_cut)
                 return None
             self._say(say, len(self._text) - max((_overlap(self._text, marker) for marker in markers), default=0))
             yield

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_calls_are_forced_in_the_words_of_the_format(name: FormatName, text: str
 
 
 def test_harmony_may_think_before_it_calls() -> None:
-    grammar = tool_grammar(TOOLS, "required", "gpt-oss", begin_after="</think>")
+    grammar = tool_grammar(TOOLS, "required", "gpt-oss")
     assert grammar is not None
     assert grammar.begin_after == ""
     text = "<|channel|>analysis<|message|>Hm {.<|end|><|start|>assistant"
@@ -128,8 +129,9 @@ def test_special_tokens_are_named_by_id() -> None:
 
 
 def test_it_begins_after_the_reasoning() -> None:
-    grammar = tool_grammar(TOOLS, "required", "hermes", begin_after="</think>")
+    grammar = tool_grammar(TOOLS, "required", "hermes")
     assert grammar is not None
+    grammar = replace(grammar, begin_after="</think>")
     text = "Call now.</think>\n\n" + TEXTS[0][1]
     assert accepts(COMPILER.compile(grammar), encode(text), EOS_ID)
 
@@ -166,3 +168,25 @@ def test_what_cannot_be_demanded_is_refused(tools: Any, choice: Any, what: str, 
         tool_grammar(tools, choice, "hermes")
     assert caught.value.what == what
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_a_schema_that_cannot_be_enforced_is_named(choice: Any) -> None:
+    bad = {
+        "type": "function",
+        "function": {"name": "g", "parameters": {"type": "object", "properties": {"a": {"format": "x", "type": "string"}}}},
+    }
+    with pytest.raises(
+        InputError, match=r"tools\[2\]\.function\.parameters: got Unknown format: x; expected one that can be enf"
+    ):
+        tool_grammar([*TOOLS[:3], bad], choice, "hermes")
+
+
+def test_a_choice_has_no_unknown_fields() -> None:
+    for choice, what in (
+        ({"type": "function", "function": {"name": "now"}, "zz": 1}, "tool_choice.zz"),
+        ({"type": "function", "function": {"name": "now", "zz": 1}}, "tool_choice.function.zz"),
+    ):
+        with pytest.raises(InputError) as caught:
+            tool_grammar(TOOLS, choice, "hermes")
+        assert caught.value.what == what

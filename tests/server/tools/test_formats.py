@@ -92,7 +92,9 @@ def test_any_text_is_read_to_its_end_and_alike_however_it_is_cut(name: FormatNam
     assert parse(name, cut(text, places)) == whole
     assert parse(name, list(text)) == whole
     if not whole.calls and name != "gpt-oss":
-        assert whole.content == text
+        rest = text.removeprefix(whole.content)  # empty, or a call that was cut off before it had a name
+        assert rest != text or not whole.content
+        assert not rest or rest.lstrip().startswith(("<function=", OPENINGS[name]))
 
 
 @pytest.mark.parametrize("name", list(PARSERS))
@@ -143,3 +145,37 @@ def test_a_long_answer_takes_time_in_proportion() -> None:
         deltas += parser.push("some text { } < ")
     (call,) = gather(deltas).calls
     assert len(call.arguments) == len('{"a": "') + 20_000 * 16
+
+
+CALLS: dict[FormatName, list[str]] = {
+    "hermes": ['Hi <tool_call>\n{"name": "now", "arguments": {"a": "b"}}\n</tool_call>'],
+    "qwen3_coder": ["Hi <tool_call>\n<function=now>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>"],
+    "llama3": ['Hi <|python_tag|>{"name": "now", "parameters": {"a": "b"}}; {"name": "now", "parameters": {}}'],
+    "mistral": [
+        'Hi [TOOL_CALLS][{"name": "now", "arguments": {"a": "b"}}, {"name": "now", "arguments": {}}]',
+        'Hi [TOOL_CALLS]now[CALL_ID]abc[ARGS]{"a": "b"}',
+    ],
+    "gpt-oss": [
+        "<|channel|>final<|message|>Hi <|end|><|start|>assistant<|channel|>commentary to=functions.now "
+        '<|constrain|>json<|message|>{"a": "b"}<|call|>'
+    ],
+}
+OPENINGS: dict[FormatName, str] = {
+    "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+    "llama3": "<|python_tag|>",
+    "mistral": "[TOOL_CALLS]",
+    "gpt-oss": "<|channel|>commentary",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in CALLS.items() for text in texts])
+def test_a_call_that_is_cut_off_never_shows_as_content(name: FormatName, text: str) -> None:
+    begun = text.index(OPENINGS[name]) + len(OPENINGS[name])
+    whole = parse(name, [text])
+    assert whole.content == "Hi" or name == "gpt-oss"
+    for length in range(begun, len(text)):
+        parsed = parse(name, [text[:length]])
+        assert parsed.content.strip() == "Hi", text[:length]
+        for call, full in zip(parsed.calls, whole.calls, strict=False):
+            assert full.arguments.startswith(call.arguments), text[:length]
