@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -28,28 +27,13 @@ TEMPLATE_SECONDS = 5.0
 _OTHER_MEDIA = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file")
 _EFFORT = "reasoning_effort"
 _TOOL_ROLES = ("tool", "function")
-# Clients give a message of the assistant back as they got it, with fields that cannot change what the model is told; and those
-# that also speak to Anthropic's models mark what its caches may keep.
-_MESSAGE_FIELDS = (
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "refusal",
-    "annotations",
-    "audio",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "cache_control",
-)
+# Clients give a message of the assistant back as they got it, with fields of other servers in it, and name speakers whom a
+# template does not tell the model of. So the keys of a message that nothing reads are passed over; those of its parts are not.
 _DROPPED = ("refusal", "annotations", "audio", "function_call", "cache_control", "reasoning")
 _PART_FIELDS = ("type", "text", "refusal", "annotations", "cache_control")
 _CALL_FIELDS = ("id", "type", "function", "index")
 _TOOL_FIELDS = ("type", "function", "cache_control")
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
-_NAME_OF_MESSAGE = re.compile(r"message\w*\s*(\.\s*name\b|\[\s*['\"]name['\"]\s*\]|\.get\(\s*['\"]name['\"])")
 
 T = TypeVar("T")
 
@@ -119,9 +103,6 @@ def _message(tokenizer: Tokenizer, given: Mapping[str, Any], path: str) -> dict[
     role = given.get("role")
     if role not in ROLES:
         raise InputError(f"{path}.role", got=shown(role), expected=f"one of {', '.join(ROLES)}")
-    refuse_unknown(
-        {name: value for name, value in given.items() if not tokenizer.template_mentions(name)}, _MESSAGE_FIELDS, path
-    )
     _check_message(tokenizer, role, given, path)
     message = {name: value for name, value in given.items() if value is not None and name not in _DROPPED}
     if given.get("reasoning") is not None:
@@ -150,12 +131,6 @@ def _check_message(tokenizer: Tokenizer, role: str, given: Mapping[str, Any], pa
         got = f'a message of the role "{role}"' if role in _TOOL_ROLES else f"{len(given['tool_calls'])} calls"
         what = f"{path}.role" if role in _TOOL_ROLES else f"{path}.tool_calls"
         raise InputError(what, got=got, expected="none: the model's chat template takes no tools")
-    # Clients name the function beside a tool's result, which its call does already.
-    is_read = role in _TOOL_ROLES or not tokenizer.has_chat_template or _NAME_OF_MESSAGE.search(tokenizer.template)
-    if given.get("name") is not None and not is_read:
-        raise InputError(
-            f"{path}.name", got=shown(given["name"]), expected="nothing: the model's chat template does not read it"
-        )
 
 
 _MESSAGE_TYPES: tuple[tuple[str, type, str], ...] = (
