@@ -124,6 +124,14 @@ class Engine:
         self._num_requests += 1
         return request
 
+    def compile(self, grammar: Grammar) -> None:
+        """Make a grammar ready, in any thread, so that `add` of a request with it takes no time.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        self._constraint(grammar)
+
     def add(self, request: Request) -> None:
         """Queue a request; its events come out of `step()`.
 

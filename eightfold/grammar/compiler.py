@@ -84,8 +84,9 @@ class GrammarCompiler:
         with self._lock:
             self._make_tokens()
             matcher = self._compiled.pop(grammar, None)
-            if matcher is None:
-                matcher = self._matcher(grammar)
+        if matcher is None:
+            matcher = self._matcher(grammar)  # may take seconds, in which other threads take those that are ready
+        with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)

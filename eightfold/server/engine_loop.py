@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from eightfold.engine.scheduler import Scheduler
 from eightfold.errors import InputError
+from eightfold.server.compiling import Compilations
 from eightfold.server.wire import (
     Abort,
     Close,
@@ -23,12 +24,13 @@ from eightfold.server.wire import (
     StepRow,
     Submit,
 )
-from eightfold.types import Request, TokenEvent
+from eightfold.types import Grammar, Request, TokenEvent
 
 SNAPSHOT_SECONDS = 0.1
 """Time between two snapshots of the numbers while there is work."""
 BEAT_SECONDS = 0.25
 """Time between two signs of life while there is none."""
+_COMPILING_SECONDS = 0.005
 
 
 class RunsRequests(Protocol):
@@ -39,6 +41,9 @@ class RunsRequests(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
+
+    def compile(self, grammar: Grammar) -> None:
+        """Do, in any thread, what `add` of a request with this grammar would take long for."""
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -84,6 +89,7 @@ class EngineLoop:
         self._is_closed = False
         self._ended: list[TokenEvent] = []  # of requests that were aborted between two steps
         self._unstarted: set[str] = set()
+        self._compilations = Compilations(engine.compile)
         self._told_at = 0.0
 
     def run(self) -> None:
@@ -94,17 +100,19 @@ class EngineLoop:
                 self._obey()
                 self._turn()
         finally:
+            self._compilations.close()
             self._stop_watchdog()
 
     def _obey(self) -> None:
         """Take all commands that have come; wait for one where there is nothing else to do."""
         is_idle = not self._ended and (self._is_paused or not self._engine.has_work)
-        command = self._receive(BEAT_SECONDS if is_idle else 0.0)
+        idle_seconds = _COMPILING_SECONDS if self._compilations else BEAT_SECONDS
+        command = self._receive(idle_seconds if is_idle else 0.0)
         while command is not None and not self._is_closed:
             match command:
                 case Submit():
                     for request in command.requests:
-                        self._add(request)
+                        self._take(request)
                 case Abort():
                     self._abort(command.request_ids)
                 case Control():
@@ -112,6 +120,11 @@ class EngineLoop:
                 case Close():
                     self._is_closed = True
             command = self._receive(0.0)
+        for request, refusal in self._compilations.finished():
+            if refusal is None:
+                self._add(request)
+            else:
+                self._send(Refusal.of(refusal, request.request_id))
 
     def _turn(self) -> None:
         """One step, where there is work, and one message."""
@@ -133,6 +146,16 @@ class EngineLoop:
         if events or started or snapshot is not None:
             self._send(News(events, started, began, snapshot))
 
+    def _take(self, request: Request) -> None:
+        grammar = request.params.grammar
+        if request.request_id in self._compilations:
+            error = InputError("request_id", got=request.request_id, expected="one that is not in use")
+            self._send(Refusal.of(error, request.request_id))
+        elif grammar is None:
+            self._add(request)
+        else:
+            self._compilations.begin(request, grammar)
+
     def _add(self, request: Request) -> None:
         try:
             self._engine.add(request)
@@ -144,7 +167,9 @@ class EngineLoop:
     def _abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._unstarted.discard(request_id)
-            if (event := self._engine.abort(request_id)) is not None:
+            if self._compilations.discard(request_id):
+                self._ended.append(TokenEvent(request_id, None, finish_reason="abort"))
+            elif (event := self._engine.abort(request_id)) is not None:
                 self._ended.append(event)
 
     def _newly_started(self, events: Sequence[TokenEvent]) -> list[str]:
@@ -192,6 +217,7 @@ class EngineLoop:
     def _abort_all(self) -> int:
         scheduler = self._engine.scheduler
         live = [item.request.request_id for item in (*scheduler.running, *scheduler.waiting)]
+        live += self._compilations.request_ids
         self._abort(live)
         return len(live)
 
@@ -200,7 +226,7 @@ class EngineLoop:
         counters, manager = scheduler.counters, scheduler.manager
         return Snapshot(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._compilations),
             num_blocks=manager.num_blocks,
             free_blocks=manager.num_free_blocks,
             prompt_tokens=counters.prompt_tokens,

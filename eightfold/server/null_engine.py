@@ -16,7 +16,7 @@ from eightfold.errors import CheckpointError, InputError
 from eightfold.hub.resolve import resolve_model
 from eightfold.server.engine_process import run
 from eightfold.server.wire import Load, ServedModel
-from eightfold.types import Batch, Chunk, Progress, Request, StepResult, TokenEvent
+from eightfold.types import Batch, Chunk, Grammar, Progress, Request, StepResult, TokenEvent
 
 _CONTEXT_LENGTH = 4096
 _CHUNK = 8192
@@ -63,6 +63,9 @@ class NullEngine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self.scheduler.has_work
+
+    def compile(self, grammar: Grammar) -> None:
+        """Nothing: no answer here is held to a grammar."""
 
     def add(self, request: Request) -> None:
         """Queue a request.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 import pytest
 
 from eightfold.config import EngineConfig
+from eightfold.errors import InputError
 from eightfold.server.engine_loop import EngineLoop
 from eightfold.server.null_engine import NullEngine, describe
 from eightfold.server.wire import Abort, Close, Command, Control, FromEngine, News, Refusal, Reply, Submit
-from eightfold.types import Request, SamplingParams, TokenEvent
+from eightfold.types import Grammar, Request, SamplingParams, TokenEvent
 
 
 class Script:
@@ -175,3 +178,57 @@ def test_new_weights_come_with_a_new_description(tiny_checkpoint: Path) -> None:
     script = Script([[Control(1, "update_weights", {"model": "x", "abort": False})]])
     EngineLoop(engine, lambda: describe(engine), script.receive, script.send, watchdog_seconds=None).run()
     assert script.replies()[0].result["model"].vocab_size == 7
+
+
+class Slow(NullEngine):
+    """An engine whose grammars take a while, and of which one is refused."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.let = threading.Event()
+
+    def compile(self, grammar: Grammar) -> None:
+        assert self.let.wait(10)
+        if grammar.text == "bad":
+            raise InputError("guided_regex", got="bad", expected="another")
+
+
+def guided(name: str, text: str = "good") -> Submit:
+    params = SamplingParams(max_tokens=2, temperature=0.0, grammar=Grammar("regex", text))
+    return Submit([Request(name, (5, 6), params, 0)])
+
+
+def test_a_grammar_that_compiles_holds_up_nobody(tiny_checkpoint: Path) -> None:
+    engine = Slow(EngineConfig(model=str(tiny_checkpoint), max_running_requests=4, context_length=64))
+    script = Script([[guided("slow"), guided("refused", "bad"), guided("aborted"), ask("quick")], [Abort(["aborted"])]])
+    loop = EngineLoop(engine, lambda: describe(engine), script.receive, script.send, watchdog_seconds=None)
+    deadline = time.monotonic() + 20
+
+    def receive(seconds: float) -> Command | None:
+        ended = {event.request_id for event in script.events() if event.finish_reason is not None}
+        if "quick" in ended:
+            engine.let.set()
+        assert time.monotonic() < deadline
+        return script.receive(seconds) if script._turns or "slow" in ended else None
+
+    loop._receive = receive
+    loop.run()
+    ends = {event.request_id: event.finish_reason for event in script.events() if event.finish_reason is not None}
+    assert ends == {"aborted": "abort", "quick": "length", "slow": "length"}
+    assert list(ends) == ["aborted", "quick", "slow"]
+    (refusal,) = (message for message in script.sent if isinstance(message, Refusal))
+    assert (refusal.request_id, refusal.what) == ("refused", "guided_regex")
+    waiting = [
+        message.snapshot.waiting for message in script.sent if isinstance(message, News) and message.snapshot is not None
+    ]
+    assert max(waiting) >= 2
+    engine.scheduler.check_integrity()
+
+
+def test_pausing_with_abort_ends_those_that_wait_for_grammars(tiny_checkpoint: Path) -> None:
+    engine = Slow(EngineConfig(model=str(tiny_checkpoint), max_running_requests=4, context_length=64))
+    script = Script([[guided("a"), guided("b"), Control(1, "pause", {"abort": True})], []])
+    EngineLoop(engine, lambda: describe(engine), script.receive, script.send, watchdog_seconds=None).run()
+    engine.let.set()
+    assert [(event.request_id, event.finish_reason) for event in script.events()] == [("a", "abort"), ("b", "abort")]
+    assert script.replies()[0].result["num_aborted"] == 2
